@@ -3,16 +3,11 @@
 import math
 from collections import deque
 from collections.abc import Hashable, Iterator
-from typing import Final
 
-from purgatory._core.owner import Owner
+from purgatory._core.owner import CHUNK, Owner
 from purgatory._core.watchers import skip_dead
 from purgatory._loop.slices import SlicedWork
 from purgatory._loop.threads import Mailbox
-
-_NO_LIMIT: Final = math.inf
-_TRIES: Final = 50
-"""Tries between two looks at the time. A try takes well under a microsecond, unless it completes the operation."""
 
 
 class Check:
@@ -42,7 +37,7 @@ class Check:
         at, end = watchers.head, len(entries)
         while at < end and left > 0:
             start = at
-            at, completed, exit_request = owner.try_each(entries, at, min(at - at % _TRIES + _TRIES, end), 1)
+            at, completed, exit_request = owner.try_each(entries, at, min(at - at % CHUNK + CHUNK, end), 1)
             left -= completed
             if exit_request is not None:
                 self.requested += left if at < end else 0
@@ -78,7 +73,7 @@ class CheckQueue:
             if self._owner.lists.find(key) is None:
                 return
             check = self._checks[key] = Check(key)
-        check.requested += _NO_LIMIT if limit is None else limit
+        check.requested += math.inf if limit is None else limit
         if not check.queued:
             self._queue.append(check)
             check.queued = True

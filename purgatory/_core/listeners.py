@@ -7,10 +7,13 @@ no larger and their completion takes no longer.
 from collections import deque
 from collections.abc import Callable, Hashable
 from math import inf
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from purgatory._loop.clock import Clock, report
 from purgatory._loop.slices import ExitRequests
+
+if TYPE_CHECKING:
+    from purgatory._core.operation import OperationBase
 
 Outcome: TypeAlias = Literal["completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed"]
 """The outcome of an operation, by the names of the counts in `PurgatoryStatistics`."""
@@ -56,13 +59,6 @@ Listener: TypeAlias = Callable[[FinishedOperation], object]
 """What is called with the record of each finished operation. Its result is ignored."""
 
 
-class _Timed(Protocol):
-    """The attributes of an operation that are read here."""
-
-    _purgatory_timeout: float
-    _timer_deadline: float
-
-
 class Listeners:
     """The listeners of one purgatory, and the arrivals of the operations that they will be called for."""
 
@@ -94,21 +90,20 @@ class Listeners:
         """Note the arrival of an operation."""
         self._arrivals[id(operation)] = (now, keys)
 
-    def reschedule(self, operation: _Timed, timeout: float | None) -> None:
+    def reschedule(self, operation: "OperationBase", timeout: float | None) -> None:
         """Note that a deadline has been moved to `timeout` seconds from now."""
         arrival = self._arrivals.get(id(operation))
         if arrival is not None:
-            self._rescheduled[id(operation)] = timeout, _finite(operation._timer_deadline - arrival[0])
+            self._rescheduled[id(operation)] = timeout, finite(operation._timer_deadline - arrival[0])
 
-    def finish(self, operation: _Timed, outcome: Outcome, missed: bool, now: float) -> None:
+    def finish(self, operation: "OperationBase", outcome: Outcome, missed: bool, now: float) -> None:
         """Call the listeners with the record of a finished operation, one record after the other."""
         arrival = self._arrivals.pop(id(operation), None)
         if arrival is None:
             return  # handed over before the first listener was added
         arrived, keys = arrival
-        timeout = deadline = _finite(operation._purgatory_timeout)
-        if self._rescheduled:
-            timeout, deadline = self._rescheduled.pop(id(operation), (timeout, deadline))
+        timeout = deadline = finite(operation._purgatory_timeout)
+        timeout, deadline = self._rescheduled.pop(id(operation), (timeout, deadline))
         waited = 0.0 if outcome == "completed_at_once" else now - arrived
         late = now - operation._timer_deadline if outcome == "expired" else None
         name = type(operation).__qualname__
@@ -138,5 +133,6 @@ class Listeners:
         exits.raise_first()
 
 
-def _finite(seconds: float) -> float | None:
+def finite(seconds: float) -> float | None:
+    """Return `None` for infinity."""
     return seconds if seconds < inf else None

@@ -23,7 +23,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
-from purgatory._core.listeners import Outcome
+from purgatory._core.listeners import Outcome, finite
 from purgatory._core.owner import Owner, OwnerBase
 from purgatory._core.states import COMPLETING, EXPIRING, FAILING, NEW, PENDING, State
 from purgatory._core.watchers import Entry
@@ -479,10 +479,6 @@ def check_exception(exception: object) -> None:
         raise TypeError(f"exception must be an Exception, not {exception!r}")
 
 
-def _finite(number: float) -> float | None:
-    return number if number < math.inf else None
-
-
 class _Attribute:
     """A value that can be read. It has no setter, so an attribute that a subclass sets has its name for itself."""
 
@@ -553,8 +549,8 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
         It is `None` if it has no deadline, before the hand-over, and if it completed at once. A subclass may set an
         attribute of this name."""
     else:
-        timeout = _Attribute(lambda operation: _finite(operation._purgatory_timeout))
-        deadline = _Attribute(lambda operation: _finite(operation._timer_deadline))
+        timeout = _Attribute(lambda operation: finite(operation._purgatory_timeout))
+        deadline = _Attribute(lambda operation: finite(operation._timer_deadline))
         add_done_callback = _NoFuture()
         __signature__ = _Signature()
 

@@ -26,7 +26,7 @@ _FROM_THREADS = (
 )
 
 CHUNK: Final = 50
-"""Dead entries, or entries of short lists, that are passed between two looks at the time."""
+"""Entries between two looks at the time: tries that do not complete, dead entries, and those of short lists."""
 
 
 class OwnerBase:

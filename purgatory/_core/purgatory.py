@@ -339,7 +339,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
             RuntimeError: No event loop runs.
         """
-        self._check_loop("purgatory.wait_for(predicate, *keys)", AWAIT_FROM_THREADS)
+        self.check_thread("purgatory.wait_for(predicate, *keys)", AWAIT_FROM_THREADS)
         check_predicate(predicate, keys, timeout)
         return self.try_complete_else_watch(DelayedPredicate(predicate, timeout), keys)
 
@@ -361,7 +361,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             TypeError: `limit` is not an `int`, or `key` is not hashable.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
-        self._check_loop("check_and_complete_soon(key)", "check_and_complete_threadsafe()")
+        self.check_thread("check_and_complete_soon(key)", "check_and_complete_threadsafe()")
         if limit is not None:
             check_count("limit", limit, 1)
         self._queue.request(key, limit)
@@ -387,7 +387,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
 
         Kafka's `cancelForKey` differs, because another key may still complete the operations.
         """
-        self._check_loop("purgatory.cancel_for_key(key)")
+        self.check_thread("purgatory.cancel_for_key(key)")
         operations = self.watching(key)
         exits = ExitRequests()
         cancelled = []
@@ -403,12 +403,12 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
 
     def complete_all(self) -> int:
         """Complete every pending operation with the outcome *closed*. Return how many completed."""
-        self._check_loop("purgatory.complete_all()")
+        self.check_thread("purgatory.complete_all()")
         return self._end_all(methodcaller("_purgatory_close"))
 
     def cancel_all(self) -> int:
         """Cancel every pending operation. Return how many were cancelled."""
-        self._check_loop("purgatory.cancel_all()")
+        self.check_thread("purgatory.cancel_all()")
         return self._end_all(methodcaller("cancel"))
 
     def fail_all(self, exception: Exception) -> int:
@@ -428,7 +428,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             TypeError: `exception` is not such an instance.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
-        self._check_loop("purgatory.fail_all(exception)")
+        self.check_thread("purgatory.fail_all(exception)")
         check_exception(exception)
         message = f"fail_all() of {self!r} failed its operations, and nobody retrieved the exception"
         # Without a loop there is no clock yet, and there are no operations.
@@ -443,7 +443,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
 
         Their outcome is *closed*. A second call does nothing.
         """
-        self._check_loop("purgatory.aclose()", "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)")
+        self.check_thread("purgatory.aclose()", "asyncio.run_coroutine_threadsafe(purgatory.aclose(), loop)")
         owner = self._owner
         owner.closed = True
         exits = ExitRequests()
@@ -463,17 +463,18 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
 
     def close(self) -> None:
         """Do the same as `aclose`, but in one go, for code that cannot await."""
-        self._check_loop("purgatory.close()")
+        self.check_thread("purgatory.close()")
         owner = self._owner
         owner.closed = True
+        exits = ExitRequests()
         try:
-            self._end_all(methodcaller("_purgatory_close"))
+            for _ in self._close_each(exits):
+                pass
         finally:
             owner.timer._close()
             owner.stop_purging()
             self._queue.close()
-            for watchers in each_list(owner.lists):
-                owner.compact(watchers)
+        exits.raise_first()
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` once for each operation that is handed over from now on, when it finishes.
@@ -486,7 +487,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             TypeError: `listener` is not callable, or is `async`.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
-        self._check_loop("purgatory.add_listener(listener)")
+        self.check_thread("purgatory.add_listener(listener)")
         check_callback("listener", listener)
         owner = self._owner
         if owner.listeners is None:
@@ -501,7 +502,7 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
             ValueError: `listener` is not a listener of this purgatory.
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
-        self._check_loop("purgatory.remove_listener(listener)")
+        self.check_thread("purgatory.remove_listener(listener)")
         listeners = self._owner.listeners
         if listeners is None or not listeners.remove(listener):
             raise ValueError(f"{listener!r} is not a listener of {self!r}")
@@ -518,9 +519,6 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
         Raises:
             PurgatoryMisuse: The purgatory belongs to another event loop or thread.
         """
-        self._check_loop(call, instead)
-
-    def _check_loop(self, call: str, instead: str = "") -> None:
         check_loop(self, self._owner.loop, call, instead)
 
     def _refuse(self, operation: OperationBase | None) -> NoReturn:

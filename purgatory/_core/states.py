@@ -18,7 +18,7 @@ done, when its result is known.
     end         the second step: what remains is on_done, the waiters and the listeners
 """
 
-from typing import Final
+from typing import Final, get_args
 
 from purgatory._core.listeners import Outcome
 
@@ -84,12 +84,5 @@ COMPLETING: Final = STATES["completing"]
 EXPIRING: Final = STATES["expiring"]
 FAILING: Final = STATES["failing"]
 
-OUTCOMES: Final[tuple[Outcome, ...]] = (
-    "completed_at_once",
-    "satisfied",
-    "expired",
-    "closed",
-    "cancelled",
-    "failed",
-)
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 """All outcomes, in the order in which statistics count them."""

@@ -72,7 +72,7 @@ class Pacer(Protocol):
     def clock(self) -> Clock:
         """The clock whose next iteration a slice waits for."""
 
-    def new_slice(self, entries: int = SLICE) -> Slice:
+    def new_slice(self) -> Slice:
         """Begin a slice of work."""
 
     def note_slice(self, slice_: Slice) -> None:

@@ -62,7 +62,7 @@ def states() -> str:
     assigned = [each for each in tree.body if isinstance(each, ast.AnnAssign) and each.value is not None]
     values = {ast.unparse(each.target): each.value for each in assigned if each.value is not None}
     table: dict[str, tuple[str | None, dict[str, str]]] = ast.literal_eval(values["TABLE"])
-    outcomes: list[str] = ast.literal_eval(values["OUTCOMES"])
+    outcomes = list(dict.fromkeys(outcome for outcome, _ in table.values() if outcome))
     events = dict.fromkeys(event for _, steps in table.values() for event in steps)
     rows = {
         state: _list(f"[{_constant(event)}] = {_constant(after)}" for event, after in steps.items())

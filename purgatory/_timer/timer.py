@@ -1,5 +1,6 @@
 """The timer that users see, and the single `call_at` that drives it."""
 
+import math
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from contextvars import Context
@@ -10,13 +11,14 @@ from purgatory._loop.arguments import check_callable, check_count, check_time, s
 from purgatory._loop.clock import Clock, Handle, report
 from purgatory._loop.closing import Unique
 from purgatory._loop.errors import PurgatoryMisuse
-from purgatory._loop.slices import SLICE, Slice, call_neutral
+from purgatory._loop.slices import Slice, call_neutral
 from purgatory._loop.threads import check_loop, running_loop
 from purgatory._timer.entry import TimerEntry, TimerHandle
 from purgatory._timer.wheels import AWAKE, NOT_ARMED, TimerBase, TimingWheel
 
 Ts = TypeVarTuple("Ts")
 
+_AT_ONCE: Final = -math.inf
 _COARSE: Final = 0.001
 """The coarsest clock in use: uvloop's counts whole milliseconds."""
 
@@ -206,9 +208,9 @@ class WheelTimer(TimerBase, Unique):
         """Pass an exception that has no caller on to the clock's exception handler."""
         report(self._clock, **context)
 
-    def new_slice(self, entries: int = SLICE) -> Slice:
-        """Begin a slice of work of at most `entries`. On an event loop, it ends after some time too."""
-        return Slice(is_of_a_loop(self._clock), entries)
+    def new_slice(self) -> Slice:
+        """Begin a slice of work. On an event loop, it ends after some time too."""
+        return Slice(is_of_a_loop(self._clock))
 
     def note_slice(self, slice_: Slice) -> None:
         """Note the end of a slice of work, for `longest_slice`."""
@@ -237,7 +239,7 @@ class WheelTimer(TimerBase, Unique):
     def _report_task(self, task: TimerEntry, exception: BaseException) -> None:
         report(self._clock, f"{type(task).__qualname__} raised at its deadline", exception, task=task)
 
-    def _arm(self, tick: int, not_before: float = -float("inf")) -> None:
+    def _arm(self, tick: int, not_before: float = _AT_ONCE) -> None:
         """Arm the clock for `tick`, unless it will call back earlier."""
         handle: Handle | None = call_neutral(self.clock, max(tick / self._rate, not_before), self._wake)
         # The clock may have called anything. If there are two handles, keep the earlier one.
@@ -247,7 +249,7 @@ class WheelTimer(TimerBase, Unique):
         if handle is not None:
             handle.cancel()
 
-    def _arm_next(self, not_before: float = -float("inf")) -> None:
+    def _arm_next(self, not_before: float = _AT_ONCE) -> None:
         tick = self._next_tick()
         if tick is not None:
             self._arm(tick, not_before)
@@ -265,7 +267,7 @@ class WheelTimer(TimerBase, Unique):
 
     def _wake(self) -> None:
         """Run the tasks whose time has come. Called by the clock. A request to exit leaves the rest for later."""
-        not_before = -float("inf")
+        not_before = _AT_ONCE
         try:  # around everything: a KeyboardInterrupt may come at any point, and must not stop all timers
             armed, self._armed, self._handle = self._armed, AWAKE, None
             self._wake_ups += 1

@@ -230,7 +230,7 @@ class TimerBase:
             tick = self._current
         wheel = self._reaching(tick)
         start = tick - tick % wheel.unit
-        slot = tick // wheel.unit % wheel.size
+        slot = wheel.slot(tick)
         bucket = wheel.buckets[slot]
         if bucket is None and make:
             bucket = wheel.buckets[slot] = Bucket(self._loop)

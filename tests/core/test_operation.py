@@ -14,7 +14,7 @@ import pytest
 
 from purgatory import DelayedOperation, DelayedOperationPurgatory, PurgatoryMisuse, ThresholdPurgatory
 from purgatory.lowlevel import add_waiter
-from tests.support.operations import FaultLog, Flag, Waiting, turn
+from tests.support.operations import FaultLog, Flag, Waiting, raising, turn
 
 
 class TestOutcomes:
@@ -97,6 +97,22 @@ class TestAwait:
         if error is LookupError:
             assert [type(context["exception"]) for context in faults] == [LookupError]
             assert "could not be told that" in faults[0]["message"]
+
+    async def test_an_exit_of_the_exception_handler_keeps_no_waiter_from_it(self) -> None:
+        class Broken(asyncio.Future[None]):
+            def set_result(self, result: None, /) -> None:
+                raise LookupError
+
+        asyncio.get_running_loop().set_exception_handler(raising(SystemExit))
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Waiting(None), ["key"])
+            add_waiter(operation, Broken())
+            task = asyncio.ensure_future(operation)
+            await turn()
+            with pytest.raises(SystemExit):
+                operation.force_complete()
+            await task
+        asyncio.get_running_loop().set_exception_handler(None)
 
 
 class TestReschedule:

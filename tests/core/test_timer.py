@@ -11,7 +11,7 @@ import pytest
 from purgatory import Clock, DelayedOperationPurgatory, TimerStatistics, VirtualClock, WheelTimer
 from tests.support.cores import in_python
 from tests.support.invariants import check_timer
-from tests.support.operations import FaultLog, Flag, Note, RefusingClock, raising
+from tests.support.operations import FaultLog, Flag, Note, RefusingClock, raising, turn
 
 
 @pytest.fixture
@@ -279,6 +279,31 @@ class TestCancelAndReschedule:
 
 class TestClocks:
     """What a clock may do: refuse, get lost, raise, call anything."""
+
+    async def test_a_task_that_is_added_does_not_postpone_one_that_is_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        timer = WheelTimer()
+        ran: list[int] = []
+        late = 0
+
+        def slow_iteration() -> None:
+            nonlocal late
+            end = loop.time() + 0.003 if type(loop).__module__.startswith("asyncio") else 0.0
+            while loop.time() < end:
+                pass
+            late += loop.time() > due + 0.001
+            timer.call_later(1.0 + late, list).cancel()  # which needs a bucket of its own
+            if not ran and late < 20:
+                loop.call_soon(slow_iteration)
+
+        due = loop.time() + 0.005
+        timer.call_later(0.005, lambda: ran.append(late))
+        loop.call_soon(slow_iteration)
+        while not ran and late < 20:
+            await turn()
+        assert ran, "it ran in the iteration after its deadline"
+        assert ran[0] <= 2
+        timer.close()
 
     def test_call_of_the_clock_that_is_lost_is_made_up_for(self, clock: FaultLog, timer: WheelTimer) -> None:
         """As by a KeyboardInterrupt where the call began: with the one call of the clock, all timers would stop."""

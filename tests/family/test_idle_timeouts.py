@@ -162,7 +162,7 @@ class TestTimeouts:
     async def test_on_a_loop(self) -> None:
         loop = asyncio.get_running_loop()
         idle: asyncio.Future[str] = loop.create_future()
-        tracker: IdleTracker[str] = IdleTracker(3600.0, idle.set_result)
+        tracker: IdleTracker[str] = IdleTracker(3600.0, idle.set_result, tick=0.001)
         began = loop.time()
         tracker.touch("key")
         tracker.touch("key", 0.01)

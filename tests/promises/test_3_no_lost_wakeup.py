@@ -59,3 +59,29 @@ def test_a_check_soon_during_its_pass_makes_another_pass(
     assert operations[0].done()
     assert other.done()
     assert purgatory.num_delayed == 2999
+
+
+def test_a_purge_behind_a_check_that_is_suspended_moves_no_operation_past_its_end(clock: VirtualClock) -> None:
+    purgatory = DelayedOperationPurgatory(clock=clock, purge_interval=10)
+
+    def watch(key: str, count: int) -> list[Flag]:
+        return [purgatory.try_complete_else_watch(Flag(), [key]) for _ in range(count)]
+
+    class Growing(Flag):
+        def try_complete(self) -> bool:
+            if self.ready:  # more entries come, of which one is dead
+                watch("before", 700)
+                watch("key", 100)[-1].cancel()
+            return super().try_complete()
+
+    watch("before", 400)
+    dead = watch("purged", 4000)
+    first = purgatory.try_complete_else_watch(Growing(), ["key"])
+    last = watch("key", 1000)[-1]
+    purgatory.check_and_complete_soon("before")
+    purgatory.check_and_complete_soon("key")
+    for operation in dead:
+        operation.cancel()  # which schedules a purge behind the check
+    first.ready = last.ready = True
+    clock.advance(0)
+    assert last.done()
