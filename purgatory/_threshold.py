@@ -187,8 +187,9 @@ class ThresholdPurgatory(Closing, Generic[Number]):
         if self.purgatory.closed:
             return
         self._mailbox.add(value)
-        for lower in self._mailbox.look():
-            if lower < value:  # it adds nothing any more, so the mailbox doesn't grow with the calls
+        values = self._mailbox.look()
+        for lower in values:
+            if lower < max(values):  # it adds nothing any more, so the mailbox doesn't grow with the calls
                 self._mailbox.discard(lower)
         # Look after the append: so a reach that makes the loop known finds the value, or this call finds the loop.
         loop = loop_for_threads(self.purgatory)

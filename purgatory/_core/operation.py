@@ -541,9 +541,10 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
 
         def __await__(self) -> Generator[Any, None, T]: ...
 
-        timeout: float | None
+        # `Any`, so that a subclass may give its own attributes of these names any type. Here they are `float | None`.
+        timeout: Any
         """The timeout it was made with, in seconds, or `None`. A subclass may set an attribute of this name."""
-        deadline: float | None
+        deadline: Any
         """Its deadline, a time of the clock in seconds, which follows `reschedule` and stays after the end.
 
         It is `None` if it has no deadline, before the hand-over, and if it completed at once. A subclass may set an

@@ -141,14 +141,15 @@ class PurgatoryBase:
         at, completed, exit_request = owner.try_each(entries, watchers.head, end, end if limit is None else limit)
         if at == end or skip_dead(watchers, entries):
             owner.compact(watchers)
-        if exit_request is not None:
+        if exit_request is None:
+            return completed
+        try:
             if at < end and (limit is None or completed < limit):
-                self.check_and_complete_soon(key, None if limit is None else limit - completed)
-            try:
-                raise exit_request
-            finally:
-                del exit_request  # its traceback holds this frame
-        return completed
+                with suppress(Exception):  # of the clock
+                    self.check_and_complete_soon(key, None if limit is None else limit - completed)
+            raise exit_request
+        finally:
+            del exit_request  # its traceback holds this frame
 
     if TYPE_CHECKING:  # what DelayedOperationPurgatory defines
 

@@ -152,7 +152,7 @@ is_running(Core *core, PyObject *loop)
         if (found < 0)
             return -1;
     }
-    bool is_here = thread != NULL && PyLong_CheckExact(thread) && PyLong_AsUnsignedLong(thread) == PyThread_get_thread_ident();
+    bool is_here = thread != NULL && PyLong_CheckExact(thread) && PyLong_AsUnsignedLongMask(thread) == PyThread_get_thread_ident();
     Py_XDECREF(thread);
     if (is_here)
         return 1;

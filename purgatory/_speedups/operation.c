@@ -171,10 +171,12 @@ take_step(Operation *self, Event event)
     if (after == 0)
         return 0;
     self->base.state = after;
-    if (before == PENDING && self->owner != NULL && self->entry != NULL) {
-        self->entry->operation = NULL;
-        self->owner->num_delayed--;
-        self->owner->lists->dead += self->entry->lists;
+    if (before == PENDING) {
+        if (self->owner != NULL && self->entry != NULL) {
+            self->entry->operation = NULL;
+            self->owner->num_delayed--;
+            self->owner->lists->dead += self->entry->lists;
+        }
         entry_leave(&self->base);
         release(self);
     }
@@ -511,6 +513,8 @@ add_waiter(Operation *self, PyObject *waiter)
     if (is_done(self))
         return 0;
     if (self->waiters != NULL && !PyList_CheckExact(self->waiters) && as_list(self) < 0)
+        return -1;
+    if (self->waiters == NULL && PyList_CheckExact(waiter) && (self->waiters = PyList_New(0)) == NULL)
         return -1;
     if (self->waiters != NULL)
         return PyList_Append(self->waiters, waiter) < 0 ? -1 : 1;

@@ -119,7 +119,7 @@ drop_if_empty(WatcherLists *self, Watchers *watchers)
         failed = PyList_SetSlice(self->lists, end, end + 1, NULL);
         if (!failed && last != watchers) {
             last->index = watchers->index;
-            PyList_SetItem(self->lists, watchers->index, (PyObject *)last);
+            failed = PyList_SetItem(self->lists, watchers->index, (PyObject *)last);
         }
         else
             Py_DECREF(last);
@@ -512,6 +512,10 @@ owner_compact(Owner *self, PyObject *watchers)
 static int
 ask_time(Core *core, Owner *owner, double *now)
 {
+    if (owner->timer == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "timer");
+        return -1;
+    }
     PyObject *clock = clock_of(owner->timer);
     int failed = clock == NULL ? -1 : time_of(core, clock, now);
     Py_XDECREF(clock);

@@ -340,7 +340,7 @@ tick_of(Timer *self, double deadline)
     if (exact >= (double)LAST)
         return LAST;
     if (exact < -9e18)
-        return self->current;
+        return -LAST;
     long long tick = (long long)exact;
     return tick + ((double)tick / self->rate < deadline);
 }
@@ -387,28 +387,33 @@ move(TimerEntry *entry, Bucket *bucket)
 static int
 turn_back(Timer *self, long long now)
 {
-    Wheel *wheels = self->lowest, *lowest = new_wheel(1, 1, self->lowest->size, now);
-    Bucket *drained = self->drained, *bucket;
-    long long start;
-    int failed = lowest == NULL ? -1 : 0;
-    if (failed)
+    Wheel *wheels = self->lowest, *lowest = new_wheel(1, 1, wheels->size, now);
+    Bucket *all = lowest == NULL ? NULL : PyMem_Calloc(1, sizeof(Bucket)), *drained = self->drained, *bucket;
+    if (all == NULL) {
+        PyMem_Free(lowest);
+        PyErr_NoMemory();
         return -1;
-    self->lowest = lowest;
-    self->drained = NULL;
-    self->drained_level = 1;
-    self->heap_length = 0;
-    self->current = now;
+    }
     PyObject *holder = Py_XNewRef(self->holder); /* It stays, though for a moment nothing is in the timer. */
+    all->timer = self;
     for (Wheel *wheel = wheels; wheel != NULL; wheel = wheel->overflow)
         for (Py_ssize_t slot = -1; slot < wheel->size; slot++) {
-            Bucket *old = slot >= 0 ? wheel->buckets[slot] : wheel == wheels ? drained : NULL;
-            while (!failed && old != NULL && old->first != NULL) {
-                failed = find_bucket(self, tick_of(self, old->first->deadline), true, &bucket, &start);
-                if (!failed)
-                    move(old->first, bucket);
-            }
+            bucket = slot >= 0 ? wheel->buckets[slot] : wheel == wheels ? drained : NULL;
+            while (bucket != NULL && bucket->first != NULL)
+                move(bucket->first, all);
         }
+    self->lowest = lowest;
+    self->drained = all; /* If there is no memory, what is left is placed at the next wake-up. */
+    self->drained_level = 2;
+    self->heap_length = 0;
+    self->current = now;
     forget(wheels, drained);
+    int failed = 0;
+    for (long long start; !failed && all->first != NULL;) {
+        failed = find_bucket(self, tick_of(self, all->first->deadline), true, &bucket, &start);
+        if (!failed)
+            move(all->first, bucket);
+    }
     Py_XDECREF(holder);
     return failed;
 }
@@ -592,6 +597,8 @@ static int
 run_task(Timer *self, TimerEntry *entry)
 {
     PyObject *done = PyObject_CallMethodNoArgs((PyObject *)entry, self->core->_timer_expire);
+    if (done != NULL && entry->bucket != NULL && entry->bucket == self->drained)
+        entry_leave(entry); /* It has run, and has not left by itself. */
     if (done == NULL) {
         Handled now;
         handle(&now);
@@ -682,6 +689,9 @@ timer_next_tick(Timer *self, PyObject *unused)
 static PyObject *
 timer_levels(Timer *self, PyObject *unused)
 {
+#if PY_VERSION_HEX < 0x030C0000
+    int collects = PyGC_Disable(); /* Finalizers would run at an allocation, and might close the timer. */
+#endif
     PyObject *levels = PyList_New(0);
     for (Wheel *wheel = self->lowest; wheel != NULL && levels != NULL; wheel = wheel->overflow) {
         Py_ssize_t all = self->drained != NULL && self->drained_level == wheel->level ? self->drained->count : 0;
@@ -701,6 +711,10 @@ timer_levels(Timer *self, PyObject *unused)
             Py_CLEAR(levels);
         Py_XDECREF(level);
     }
+#if PY_VERSION_HEX < 0x030C0000
+    if (collects)
+        PyGC_Enable();
+#endif
     return levels;
 }
 

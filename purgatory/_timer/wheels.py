@@ -94,6 +94,8 @@ class TimerBase:
     )
 
     def __init__(self, clock: Clock | None, rate: float, wheel_size: int) -> None:
+        if getattr(self, "_heap", None) or getattr(self, "_drained", None):
+            raise RuntimeError("cannot initialize a timer again while tasks wait in it")
         self._clock = clock
         self._loop = clock if isinstance(clock, AbstractEventLoop) else None
         self._rate = rate
@@ -199,7 +201,7 @@ class TimerBase:
         try:
             tick = int(deadline * self._rate)
         except OverflowError:
-            return LAST if deadline > 0 else self._current
+            return LAST if deadline > 0 else -LAST
         return tick + 1 if tick / self._rate < deadline else tick
 
     def _now(self) -> int:

@@ -136,15 +136,21 @@ async def wait_for_it(awaitable: Awaitable[Job]) -> Job:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="needs the eager tasks of CPython 3.12")
 @pytest.mark.parametrize("way", GIVE_UP)
-async def test_eager_tasks_wait_from_the_call_on_too(way: str, jobs: list[Job], returned: list[Job]) -> None:
-    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
-    async with DelayedOperationPurgatory() as purgatory:
-        operation = purgatory.try_complete_else_watch(Take(jobs, returned), ["jobs"])
-        await give_up(way, operation)
-        assert operation.cancelled()
-        jobs.append("job")
-        assert purgatory.check_and_complete("jobs", limit=1) == 0
-        assert (jobs, returned) == (["job"], [])
+def test_eager_tasks_wait_from_the_call_on_too(way: str, jobs: list[Job], returned: list[Job]) -> None:
+    """On asyncio's loop, because uvloop calls the factory with an argument that some CPythons refuse."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+        async with DelayedOperationPurgatory() as purgatory:
+            operation = purgatory.try_complete_else_watch(Take(jobs, returned), ["jobs"])
+            await give_up(way, operation)
+            assert operation.cancelled()
+            jobs.append("job")
+            assert purgatory.check_and_complete("jobs", limit=1) == 0
+            assert (jobs, returned) == (["job"], [])
+
+    asyncio.run(main())
 
 
 class TestResults:

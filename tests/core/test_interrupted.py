@@ -1,10 +1,11 @@
 """A handler of a signal raises in the middle of a call: no operation is lost, and all counts stay right.
 
-The handler may be that of a second Ctrl-C, of pytest-timeout or of a soft time limit. One search raises at each point of
-a call, in turn, and another lets a real signal come at random moments.
+The handler may be that of a second Ctrl-C, of pytest-timeout or of a soft time limit. One search raises at each point
+of a call, in turn, and another lets a real signal come at random moments.
 """
 
 import _thread
+import asyncio
 import gc
 import os
 import signal
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from types import FrameType
 from typing import Any, Final, TypeVar
@@ -260,6 +262,8 @@ class Point:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         assert frame is not None
         self.where += f", raised in {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+        if frame.f_code in METHODS:  # it was just entered
+            self.methods.append((frame.f_locals["self"], frame.f_code.co_name))
         raise self.error
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -277,7 +281,7 @@ class Point:
         if self.points == self.nth:
             sys.setprofile(None)
             self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name} {event} {argument}"
-            Trip(signal.SIGUSR1).trip
+            Trip(signal.SIGUSR1).trip  # noqa: B018 - it sends the signal
         self.points += 1
 
 
@@ -397,16 +401,16 @@ all_of_them("fail all", lambda purgatory: purgatory.fail_all(ValueError()))
 
 @scenario
 def nested_ends(world: World) -> Callable[[], object]:
-    chain = [world.add(10.0, "b") for _ in range(20)]
-    for one, other in zip(chain, chain[1:], strict=False):
+    chain = [world.add(10.0, "b") for _ in range(18)]
+    for one, other in pairwise(chain):
         one.then = other.force_complete
     return chain[0].force_complete
 
 
 @scenario
 def nested_cancellations(world: World) -> Callable[[], object]:
-    chain = [world.add(10.0, "b") for _ in range(20)]
-    for one, other in zip(chain, chain[1:], strict=False):
+    chain = [world.add(10.0, "b") for _ in range(18)]
+    for one, other in pairwise(chain):
         one.after = other.cancel
     return chain[0].cancel
 
@@ -474,7 +478,8 @@ class TimerWorld:
                 self.clock.advance_to(deadline)
         self.clock.advance(1.0)
         for task, deadlines in self.tasks:
-            if where.inside(task):
+            # A task that has left the timer has begun, though its `run` was not called yet.
+            if where.inside(task) or "c_return <built-in method _timer_leave" in where.where:
                 continue
             assert len(task.ran) == 1 or not deadlines, f"ran {task.ran}, and not once at one of {deadlines}"
             assert not task.ran or min(abs(task.ran[0] - deadline) for deadline in deadlines) < 0.002
@@ -555,6 +560,22 @@ def test_a_call_that_is_interrupted_loses_no_operation(name: str, variant: str) 
 @pytest.mark.parametrize("name", TIMER_SCENARIOS)
 def test_a_call_that_is_interrupted_loses_no_task(name: str) -> None:
     interrupt_everywhere(TimerWorld, TIMER_SCENARIOS[name], name == "run tasks")
+
+
+@pytest.mark.usefixtures("by_reference_count_alone")
+@pytest.mark.parametrize("error", ERRORS)
+async def test_a_reschedule_that_is_interrupted_on_a_loop_leaves_a_deadline(error: type[BaseException]) -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        counter = Point(None, error)
+        with counter:
+            purgatory.try_complete_else_watch(Plain(60.0), ["key"]).reschedule(0.01)
+        operations = []
+        for nth in range(counter.points):
+            operations.append(purgatory.try_complete_else_watch(Plain(0.05), ["key"]))
+            with suppress(error), Point(nth, error):
+                operations[nth].reschedule(0.01)
+            assert operations[nth].deadline is not None
+        assert await asyncio.gather(*operations) == ["result"] * counter.points, "or it hangs"
 
 
 class Alarm(Point):

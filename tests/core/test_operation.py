@@ -26,6 +26,31 @@ class TestOutcomes:
             with pytest.raises(asyncio.InvalidStateError, match=r"<Flag pending, due in 5\.0 s> is not done"):
                 read()
 
+    def test_the_timeout_and_the_deadline_can_be_read_and_their_names_are_free(
+        self, purgatory: DelayedOperationPurgatory, clock: FaultLog
+    ) -> None:
+        class Own(Flag):
+            def __init__(self) -> None:
+                super().__init__(5.0)
+                self.timeout, self.deadline = 7.0, 8.0
+
+        clock.advance(100.0)
+        operation, own = Flag(5.0), Own()
+        assert (operation.timeout, operation.deadline, Flag().timeout) == (5.0, None, None)
+        for each in (operation, own):
+            purgatory.try_complete_else_watch(each, ["key"])
+        operation.reschedule(10.0)
+        assert operation.timeout == 5.0
+        assert operation.deadline == 110.0
+        clock.advance(5.0)
+        assert (own.timeout, own.deadline, own.outcome) == (7.0, 8.0, "expired")
+        operation.reschedule(None)
+        assert operation.deadline is None
+        operation.reschedule(1.0)
+        clock.advance(1.0)
+        assert operation.outcome == "expired"
+        assert operation.deadline == 106.0, "it stays after the end"
+
     def test_the_abstract_methods_are_required(self) -> None:
         class Incomplete(DelayedOperation[None]):
             pass

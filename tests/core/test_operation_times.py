@@ -186,7 +186,7 @@ class TestNamesOfSubclasses:
             timeout = 7.0
 
             @property
-            def deadline(self) -> float:  # type: ignore[override]
+            def deadline(self) -> float:
                 return 8.0
 
         operation = purgatory.try_complete_else_watch(Own(5.0), ["key"])

@@ -251,17 +251,22 @@ class AgainstANaivePurgatory(RuleBasedStateMachine):
 
     @rule(
         key=KEYS,
-        ready=st.lists(st.booleans(), min_size=2, max_size=8),
+        ready=st.lists(st.sampled_from([True, True, False]), min_size=3, max_size=8),
         exits=st.sampled_from(["tries", "completes", "ends"]),
         way=st.sampled_from(["check", "check soon", "deadline"]),
-        limit=LIMITS,
+        limit=st.sampled_from([None, 2, 3]),
     )
     def exit_in_a_walk(self, key: str, ready: list[bool], exits: str, way: str, limit: int | None) -> None:
         """Let one of several operations request to exit, while others of its key are tried or come due with it."""
         exit_ = (Action("raise", error=SystemExit),)
-        plan = Plan((key,), 1.0, **{exits: ((), (), exit_) if exits == "tries" else exit_})
+        plan = Plan((key,), 1.0)
+        leaving = {
+            "tries": replace(plan, tries=((), (), exit_)),
+            "completes": replace(plan, completes=exit_),
+            "ends": replace(plan, ends=exit_),
+        }
         for number in range(len(ready)):
-            self._both(Action("watch", plan=plan if number == len(ready) // 2 else Plan((key,), 1.0)))
+            self._both(Action("watch", plan=leaving[exits] if number == len(ready) // 2 else plan))
         for target, is_ready in enumerate(ready, len(self.naive.operations) - len(ready)):
             self._both(Action("make true" if is_ready else "none", target=target))
         if way != "deadline":

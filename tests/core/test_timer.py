@@ -336,19 +336,20 @@ class TestClocks:
         clock.advance(100.0)
         assert (task.ran, operation.outcome) == ([deadline], "expired")
 
+    @pytest.mark.parametrize("ahead", [0.0, 10.0])
     @pytest.mark.parametrize("delay", [0.0, 0.5, 30.0])
-    def test_a_clock_that_goes_back_takes_the_hands_with_it(self, delay: float) -> None:
+    def test_a_clock_that_goes_back_takes_the_hands_with_it(self, delay: float, ahead: float) -> None:
         clock = FaultLog()
         timer, before, after = WheelTimer(clock), Note(clock), Note(clock)
         clock.ahead = 1000.0  # as while a test replaces its time
-        timer.add_later(before, 10.0)
+        timer.add_later(before, ahead)
         clock.ahead = 0.0
         timer.add_later(after, delay)
         check_timer(timer)
         clock.advance(delay)
         assert (after.ran, before.ran) == ([delay], [])
-        clock.advance_to(1010.0)
-        assert before.ran == [1010.0]
+        clock.advance_to(2000.0)
+        assert before.ran == [1000.0 + ahead]
 
 
 class TestAsAClock:

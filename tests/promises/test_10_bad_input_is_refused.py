@@ -105,7 +105,7 @@ SECONDS: dict[str, Callable[[DelayedOperationPurgatory, Any], object]] = {
     "tick": lambda purgatory, seconds: WheelTimer(tick=seconds),
     "idle": lambda purgatory, seconds: IdleTracker(seconds),
     "reach": lambda purgatory, seconds: ThresholdPurgatory(0, purgatory).reach(1, seconds),
-    "touch": lambda purgatory, seconds: IdleTracker(1.0, clock=VirtualClock()).touch("key", seconds),
+    "touch": lambda purgatory, seconds: IdleTracker[str](1.0, clock=VirtualClock()).touch("key", seconds),
     "add": lambda purgatory, seconds: purgatory.timer.add(Note(VirtualClock()), seconds),
     "add_later": lambda purgatory, seconds: purgatory.timer.add_later(Note(VirtualClock()), seconds),
     "reschedule of the timer": lambda purgatory, seconds: purgatory.timer.reschedule(Note(VirtualClock()), seconds),

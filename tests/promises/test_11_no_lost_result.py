@@ -109,7 +109,7 @@ async def test_on_undelivered_is_not_called_without_a_result_or_while_it_can_be_
 
     async with DelayedOperationPurgatory() as purgatory:
         operation = purgatory.try_complete_else_watch(Failing() if how == "failed" else Held(), ["key"])
-        tasks = [] if how == "never awaited" else [asyncio.ensure_future(wait(operation))]
+        tasks: Futures = [] if how == "never awaited" else [asyncio.ensure_future(wait(operation))]
         await asyncio.sleep(0)
         if how == "cancelled":
             operation.cancel()

@@ -17,11 +17,11 @@ class Expiring(Flag):
     def __init__(self, timeout: float, purgatory: DelayedOperationPurgatory) -> None:
         super().__init__(timeout)
         self.purgatory = purgatory
-        self.deadline = purgatory.timer.time() + timeout
+        self.due = purgatory.timer.time() + timeout
         self.late: float | None = None
 
     def on_expiration(self) -> None:
-        self.late = self.purgatory.timer.time() - self.deadline
+        self.late = self.purgatory.timer.time() - self.due
 
 
 @given(

@@ -89,7 +89,7 @@ async def _purge(held: DelayedOperationPurgatory, operations: int) -> Prepared:
     for operation in _watch(held, [None] * operations, lambda _: False):
         operation.force_complete()
     held._owner.purge_interval = 1000
-    return held._owner._purge, lambda: held.watched == 0
+    return held._owner._begin_purge, lambda: held.watched == 0
 
 
 def _soon(ready: Callable[[int, int], bool]) -> "Callable[[DelayedOperationPurgatory, int], Awaitable[Prepared]]":
