@@ -1,6 +1,9 @@
 """Users see the same classes on both cores: names, signatures, documentation, arguments by name."""
 
 import inspect
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -109,3 +112,28 @@ def test_wrong_arguments_are_a_type_error_and_change_nothing(call: str) -> None:
     assert purgatory.watched == purgatory.num_delayed == len(purgatory.timer) == 0
     purgatory.try_complete_else_watch(operation, ["key"])
     purgatory.close()
+
+
+OLD_EXTENSION = """
+import sys, types
+from importlib.machinery import ModuleSpec
+
+old = types.ModuleType("purgatory._speedups.c")
+old.__spec__ = ModuleSpec("purgatory._speedups.c", None)
+for name in ("Entry", "OperationBase", "OwnerBase", "PurgatoryBase", "TimerBase", "TimerEntry", "Watchers"):
+    setattr(old, name, type(name, (), {}))
+sys.modules["purgatory._speedups.c"] = old
+
+import purgatory
+from purgatory import DelayedOperation, DelayedOperationPurgatory, TimerTask, WheelTimer
+
+classes = (DelayedOperation, DelayedOperationPurgatory, TimerTask, WheelTimer)
+bases = {base.__module__.split(".")[1] for each in classes for base in each.__mro__ if base.__name__.endswith("Base")}
+print(purgatory.__core__, sorted(bases))
+"""
+
+
+def test_an_extension_that_lacks_a_class_replaces_none() -> None:
+    environment = {**os.environ, "PURGATORY_PURE": ""}
+    shown = subprocess.run([sys.executable, "-c", OLD_EXTENSION], env=environment, capture_output=True, text=True)
+    assert shown.stdout == "Python ['_core', '_timer']\n", shown.stderr
