@@ -713,11 +713,12 @@ class DelayedOperation(OperationBase, Unique, Generic[T], ABC):
             del self, exception  # its traceback holds this frame
 
     def _purgatory_exception(self) -> BaseException | None:
-        if not self.done():
+        state = self._purgatory_state_name  # not by methods that a subclass may extend
+        if not OperationBase.done(self):
             raise asyncio.InvalidStateError(f"{self!r} is not done: await it first")
-        if self.cancelled():
+        if state == "cancelled":
             raise OperationCancelled(f"{type(self).__qualname__} was cancelled")
-        if self.outcome != "failed":
+        if state != "failed":
             return None
         failure = cast(Failure, self._purgatory_result)
         failure.retrieved = True

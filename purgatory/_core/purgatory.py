@@ -78,8 +78,12 @@ class PurgatoryBase:
             if operation._purgatory_state is ARRIVING:
                 self._watch(operation, distinct, owner)
         except BaseException:
-            if operation._purgatory_state.outcome is None:
-                operation.cancel()
+            try:
+                if operation._purgatory_state.outcome is None:
+                    operation.cancel()
+            finally:
+                if operation._purgatory_state.outcome is None:  # a signal's handler has raised before it had begun
+                    operation.cancel()
             raise
         return operation
 

@@ -598,7 +598,7 @@ run_task(Timer *self, TimerEntry *entry)
 {
     PyObject *done = PyObject_CallMethodNoArgs((PyObject *)entry, self->core->_timer_expire);
     if (done != NULL && entry->bucket != NULL && entry->bucket == self->drained)
-        entry_leave(entry); /* It has run, and has not left by itself. */
+        entry_leave(entry); /* It has run, and has not left on its own. */
     if (done == NULL) {
         Handled now;
         handle(&now);
