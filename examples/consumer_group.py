@@ -98,7 +98,7 @@ class ConsumerGroup:
         """
         member = self._find(membership)
         if member.id not in self._joined:
-            self._timer.reschedule(member, self._timer.time() + self.session_timeout)
+            self._timer.reschedule_later(member, self.session_timeout)
         return self._rebalance is not None
 
     def leave(self, membership: Membership) -> None:
@@ -145,7 +145,7 @@ class ConsumerGroup:
         self._rebalance = None
         for index, member in enumerate(self.members.values()):
             member.membership = Membership(member.id, self.generation, range(index, self.partitions, len(self.members)))
-            self._timer.reschedule(member, self._timer.time() + self.session_timeout)
+            self._timer.reschedule_later(member, self.session_timeout)
         self._purgatory.check_and_complete("generation")
 
 

@@ -96,7 +96,7 @@ class JobQueue(Generic[T]):
             raise ValueError(f"seconds must be more than 0 and finite, not {seconds}")
         lease = self._find(receipt)
         if not self._purgatory.closed:
-            self._timer.reschedule(lease, self._timer.time() + seconds)
+            self._timer.reschedule_later(lease, seconds)
 
     def release(self, receipt: int) -> None:
         """Give the job back for the next worker. Raises `StaleReceipt` if the lease is over."""
@@ -115,7 +115,7 @@ class JobQueue(Generic[T]):
         lease = Lease(self, next(self._receipts), heappop(self._ready))
         lease.job.deliveries += 1
         self._leases[lease.receipt] = lease
-        self._timer.add(lease, self._timer.time() + self.visibility)
+        self._timer.add_later(lease, self.visibility)
         return lease
 
     def _end(self, lease: Lease[T]) -> None:
