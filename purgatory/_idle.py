@@ -6,6 +6,7 @@ at each touch.
 """
 
 import asyncio
+import math
 from asyncio import AbstractEventLoop
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -28,8 +29,8 @@ class _Tracked(TimerTask, Generic[K]):
 
     def __init__(self, tracker: "IdleTracker[K]", key: K, seen: float, timeout: float) -> None:
         super().__init__()
-        self.due = seen + timeout
-        """The time at which the task runs."""
+        self.due = -math.inf
+        """The time at which the task runs, once it is in the timer."""
         self._tracker = tracker
         self.key = key
         self.seen = seen
@@ -144,9 +145,7 @@ class IdleTracker(Unique, Generic[K]):
             self._track(key, timeout)
             return
         check_loop(self, self._loop, "tracker.touch(key)")
-        tracked.seen = self._clock.time()
-        if timeout is not None and timeout != tracked.timeout:
-            self._set_timeout(tracked, timeout)
+        self._note_touch(tracked, self._clock.time(), timeout)
 
     def discard(self, key: K) -> bool:
         """Stop tracking `key`. Return whether it was tracked, or idle and not yielded yet."""
@@ -197,6 +196,11 @@ class IdleTracker(Unique, Generic[K]):
             if not waiter.done():
                 waiter.set_result(None)
 
+    def _note_touch(self, tracked: _Tracked[K], now: float, timeout: float | None) -> None:
+        tracked.seen = now
+        if timeout is not None and timeout != tracked.timeout:
+            self._set_timeout(tracked, timeout)
+
     def _set_timeout(self, tracked: _Tracked[K], timeout: float) -> None:
         """Give a key a timeout of its own. A task that would run too late is moved. Others find it when they run."""
         due = tracked.seen + timeout
@@ -216,12 +220,15 @@ class IdleTracker(Unique, Generic[K]):
         if self._closed:
             raise PurgatoryClosed(f"{self!r} is closed: make a new one")
         if key in self._tracked:
-            self._tracked[key].seen = now
+            self._note_touch(self._tracked[key], now, timeout)
             return
         self._idle.pop(key, None)  # alive after all, before it was yielded
         tracked = self._tracked[key] = _Tracked(self, key, now, timeout or self._timeout)
         try:
-            self.timer.add(tracked, tracked.due)
+            due = now + tracked.timeout
+            self.timer.add(tracked, due)
+            tracked.due = due
+            self._set_timeout(tracked, tracked.timeout)  # the clock may have touched it, with a shorter timeout
         except BaseException:
             self._tracked.pop(key, None)
             raise

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory import IdleTracker, PurgatoryClosed
-from tests.support.operations import FaultLog
+from tests.support.operations import CallingClock, FaultLog
 
 TIMEOUT: Final = 10.0
 TICK: Final = 0.01
@@ -248,3 +248,20 @@ class TestCosts:
         assert len(model.tracker) == 50
         statistics = model.tracker.timer.statistics()
         assert statistics.wake_ups <= 3 * 100.0 / 5.0, "a look each five seconds, and some cascades"
+
+
+@pytest.mark.parametrize("nth", range(4))
+@pytest.mark.parametrize(("outer", "inner"), [(None, 0.5), (0.5, None)])
+def test_a_clock_that_touches_the_key_too_loses_no_timeout(nth: int, outer: float | None, inner: float | None) -> None:
+    clock = CallingClock()
+    idle: list[str] = []
+    tracker = IdleTracker(30.0, idle.append, tick=0.01, clock=clock)
+    clock.arm(nth, lambda: tracker.touch("a", inner))
+    tracker.touch("a", outer)
+    clock.arm(-1, list)
+    if "a" in tracker and inner is not None:
+        tracker.touch("a", inner)  # if the clock had not been called as often
+    clock.advance(2.0)
+    assert idle == ["a"]
+    assert not clock.faults
+    assert len(tracker.timer) == 0
