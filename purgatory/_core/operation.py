@@ -302,8 +302,6 @@ class OperationBase(TimerEntry):
     def _purgatory_tell(self, owner: OwnerBase | None) -> None:
         """Make it done, count it, call `on_done`, wake awaiting tasks, call listeners. Begin a purge if due."""
         kind, after, waiters = type(self), self._purgatory_state.steps["end"], self._purgatory_waiters
-        if self._purgatory_result is UNMADE and after.outcome == "failed":
-            self._purgatory_result = self._purgatory_failure(PurgatoryError("a signal's handler interrupted its end"))
         has_on_done = kind.on_done is not OperationBase.on_done
         is_owed = waiters is None and after.has_result and kind.on_undelivered is not OperationBase.on_undelivered
         is_missed = False
@@ -418,8 +416,7 @@ class OperationBase(TimerEntry):
 
     def _purgatory_taken(self) -> None:
         """Note that the result was delivered, even if the other waiters leave."""
-        if self._purgatory_state.is_done:  # otherwise they have not been notified yet
-            self._purgatory_waiters = None
+        self._purgatory_waiters = None
 
     def _purgatory_finalize(self) -> None:
         """When it is freed, let `on_undelivered` be called later if nobody has taken the result."""

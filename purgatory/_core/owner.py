@@ -118,9 +118,8 @@ class OwnerBase:
                     completed += operation._purgatory_state.outcome == "satisfied"
                     operation = None
         except BaseException as exception:
-            if operation is not None:
-                completed += operation._purgatory_state.outcome == "satisfied"
-                operation = None
+            completed += operation is not None and operation._purgatory_state.outcome == "satisfied"
+            operation = None
             return at, completed, exception
         return at, completed, None
 
@@ -232,7 +231,8 @@ class Owner(OwnerBase):
         if self.loop is not None:
             with suppress(RuntimeError):  # it is closed
                 self.loop.call_soon_threadsafe(callback, context=Context())
-        elif (call := getattr(self.timer._clock, "_call_at_next_move", None)) is not None:
+        else:
+            call = getattr(self.timer._clock, "_call_at_next_move", bool)  # which ignores it
             call(callback)
 
     def report_key(self, exception: Exception) -> None:
@@ -332,11 +332,15 @@ def compact_all(owner: Owner) -> Iterator[int]:
     """Remove the dead entries of all lists. After each slice, yield how many entries it had."""
     done = 0
     for watchers in each_list(owner.lists):
-        for entries in owner.compact_in_slices(watchers):
-            # Not after each short list: there may be a million of them.
-            done += max(entries, 1)
-            if done >= CHUNK:
-                yield done
-                done = 0
+        length = len(watchers.entries)
+        if length > SLICE:
+            yield from owner.compact_in_slices(watchers)
+            continue
+        owner.compact(watchers)
+        # Not after each short list: there may be a million of them.
+        done += max(length, 1)
+        if done >= CHUNK:
+            yield done
+            done = 0
     if done:
         yield done

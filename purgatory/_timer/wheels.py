@@ -242,12 +242,11 @@ class TimerBase:
     def _catch_up(self) -> None:
         """Move the hands to the clock's time: far behind if no task has run for a while, ahead if time went back."""
         now = self._now()
-        if self._armed != AWAKE:
-            is_ahead = now < self._current
-            if is_ahead:
-                self._turn_back(now)
-            if self._armed != NOT_ARMED and (is_ahead or self._armed < now - LOST * self._rate):
-                self._renew()
+        is_ahead = now < self._current
+        if is_ahead:
+            self._turn_back(now)
+        if self._armed != NOT_ARMED and (is_ahead or self._armed < now - LOST * self._rate):
+            self._renew()
         if now > self._current and not self._drained and not (self._heap and self._heap[0][0] <= now):
             self._turn(now)
 
@@ -257,10 +256,9 @@ class TimerBase:
         try:
             for task in tasks:
                 self._enter(task)
-        except BaseException:  # a signal's handler has raised
-            for task in tasks:
+        finally:
+            for task in tasks:  # once more, because a signal's handler may have raised
                 self._enter(task)
-            raise
 
     def _turn(self, current: int) -> None:
         self._current = current

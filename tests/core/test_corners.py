@@ -37,7 +37,7 @@ from purgatory import (
 from purgatory.lowlevel import Mailbox, add_waiter, remove_waiter
 from tests.support.cores import in_c
 from tests.support.invariants import check_whole
-from tests.support.operations import FaultLog, Flag, Waiting, turn
+from tests.support.operations import FaultLog, Flag, Note, Waiting, turn
 
 
 class Other(Flag):
@@ -655,3 +655,109 @@ class TestSlices:
         steps = [after - before for before, after in pairwise(completed)]
         assert max(steps) == 1
         purgatory.close()
+
+
+def test_a_timer_with_tasks_is_not_initialized_again(clock: FaultLog) -> None:
+    timer = WheelTimer(clock)
+    handle = timer.call_later(5.0, list)
+    with pytest.raises(RuntimeError, match="again while tasks wait"):
+        timer.__init__(clock)  # type: ignore[misc]
+    assert len(timer) == 1
+    handle.cancel()
+
+
+def test_a_clock_that_cancels_the_task_and_raises_leaves_it_out() -> None:
+    class Cancelling(FaultLog):
+        def call_at(self, *_: object) -> Any:
+            timer.cancel(note)
+            raise LookupError
+
+    clock = Cancelling()
+    timer = WheelTimer(clock)
+    note = Note(clock)
+    with pytest.raises(LookupError):
+        timer.add(note, 1.0)
+    assert len(timer) == 0
+
+
+def test_a_wake_up_after_the_time_went_back_runs_nothing_early(clock: FaultLog) -> None:
+    timer = WheelTimer(clock)
+    first, second = Note(clock), Note(clock)
+    timer.add(first, 5.0)
+    timer.add(second, 200.0)
+    clock.ahead = 100.0
+    clock.advance(5.0)
+    assert first.ran, "the clock was ahead"
+    clock.ahead = 0.0
+    timer._wake()
+    assert second.ran == []
+    clock.advance(195.0)
+    assert second.ran == [200.0]
+
+
+def test_a_close_between_two_checks_of_a_slice_ends_it(clock: FaultLog) -> None:
+    purgatory = DelayedOperationPurgatory(clock=clock)
+    first = purgatory.try_complete_else_watch(Flag(then=purgatory.close), ["a"])
+    second = purgatory.try_complete_else_watch(Flag(), ["b"])
+    purgatory.check_and_complete_soon("a")
+    purgatory.check_and_complete_soon("b")
+    first.ready = True
+    clock.advance(0)
+    assert (first.outcome, second.outcome) == ("satisfied", "closed")
+
+
+def test_a_value_that_is_taken_while_it_is_hashed_is_put_again() -> None:
+    class Taken:
+        is_new = True
+
+        def __hash__(self) -> int:
+            if self.is_new:
+                self.is_new = False
+                mailbox.take()
+            return 1
+
+    mailbox: Mailbox[Taken] = Mailbox(list)
+    value = Taken()
+    mailbox.add(value)
+    assert mailbox.take() == [value]
+
+
+async def test_a_future_that_is_cancelled_twice_leaves_once() -> None:
+    async with DelayedOperationPurgatory() as purgatory:
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        future = operation.as_future()
+
+        async def wait() -> object:
+            return await future
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        future.cancel()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert operation.cancelled()
+
+
+def test_a_loop_whose_future_ends_the_operation_gives_a_done_future() -> None:
+    class Completing(asyncio.SelectorEventLoop):
+        operation: Flag | None = None
+
+        def create_future(self) -> "asyncio.Future[Any]":
+            if self.operation is not None:
+                self.operation.force_complete()
+            return super().create_future()
+
+    async def main() -> None:
+        purgatory = DelayedOperationPurgatory()
+        operation = purgatory.try_complete_else_watch(Flag(), ["key"])
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Completing)
+        loop.operation = operation
+        future = operation.as_future()
+        loop.operation = None
+        assert await future == "result of flag"
+        purgatory.close()
+
+    with asyncio.Runner(loop_factory=Completing) as runner:
+        runner.run(main())
