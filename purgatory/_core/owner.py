@@ -314,11 +314,13 @@ class Owner(OwnerBase):
         alive: list[Entry] = []
         for start in range(0, length, SLICE):
             part = entries[start : min(start + SLICE, length)]
-            alive += [entry for entry in part if entry.operation is not None]
+            living = [entry for entry in part if entry.operation is not None]
+            alive += living
             # The old list drops the dead ones now, because freeing a million of them at the end would hold up the loop.
             # The others stay where they are, so that a suspended walk over it misses none.
             dead = next((entry for entry in part if entry.operation is None), part[0])
-            entries[start : start + len(part)] = [dead if entry.operation is None else entry for entry in part]
+            places = [dead if entry.operation is None else entry for entry in part] if living else [dead] * len(part)
+            entries[start : start + len(part)] = places
             yield len(part)
         if watchers.entries is entries:  # else another compaction has replaced it meanwhile
             alive += entries[length:]
