@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 
 from purgatory._core.owner import CHUNK, Owner
 from purgatory._core.watchers import skip_dead
-from purgatory._loop.slices import SlicedWork
+from purgatory._loop.slices import SLICE_SECONDS, SlicedWork
 from purgatory._loop.threads import Mailbox
 
 
@@ -35,9 +35,11 @@ class Check:
             return
         entries = watchers.entries
         at, end = watchers.head, len(entries)
+        seconds = SLICE_SECONDS / 10 if owner.live else math.inf  # a simulation takes the same steps in each run
         while at < end and left > 0:
             start = at
-            at, completed, exit_request = owner.try_each(entries, at, min(at - at % CHUNK + CHUNK, end), 1)
+            limit = int(min(left, CHUNK))
+            at, completed, exit_request = owner.try_each(entries, at, min(at + CHUNK, end), limit, seconds)
             left -= completed
             if exit_request is not None:
                 self.requested += left if at < end else 0
@@ -52,8 +54,6 @@ class Check:
 
 class CheckQueue:
     """The keys to check on the next iterations of the loop, each in slices."""
-
-    __slots__ = ("_checks", "_mail", "_owner", "_queue", "_work", "mailbox")
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner

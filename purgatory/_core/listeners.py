@@ -62,8 +62,6 @@ Listener: TypeAlias = Callable[[FinishedOperation], object]
 class Listeners:
     """The listeners of one purgatory, and the arrivals of the operations that they will be called for."""
 
-    __slots__ = ("_arrivals", "_calling", "_clock", "_name", "_rescheduled", "_waiting", "all")
-
     def __init__(self, name: str, clock: Clock, listener: Listener) -> None:
         self._name = name
         self._clock = clock

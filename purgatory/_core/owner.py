@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import Context
+from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
 
 from purgatory._core.listeners import Listeners, Outcome
@@ -36,26 +37,6 @@ class OwnerBase:
 
     `Owner` relies on the methods and attributes here, and defines `note_end`, `log_missed`, `report_key` and `bind`.
     """
-
-    __slots__ = (
-        "_keyless",
-        "at_deadline",
-        "closed",
-        "deferred",
-        "depth",
-        "finished",
-        "listeners",
-        "lists",
-        "live",
-        "loop",
-        "max_pending",
-        "missed",
-        "num_delayed",
-        "peak_delayed",
-        "purge_interval",
-        "purging",
-        "timer",
-    )
 
     def __init__(self, timer: WheelTimer, live: bool, purge_interval: int, max_pending: int) -> None:
         self.timer: WheelTimer = timer
@@ -100,14 +81,19 @@ class OwnerBase:
         """Return the pending operations without keys."""
         return list(self._keyless.values())
 
-    def try_each(self, entries: list[Entry], at: int, end: int, limit: float) -> tuple[int, int, BaseException | None]:
+    def try_each(
+        self, entries: list[Entry], at: int, end: int, limit: int, seconds: float
+    ) -> tuple[int, int, BaseException | None]:
         """Try the operations of `entries`, from the index `at` to `end`, until `limit` of them have completed.
+
+        End earlier with one that completes after `seconds`, because other people's code runs when it does.
 
         Returns:
             The index behind the last operation that was tried, how many completed, and the request to exit of a method
             that has ended this early.
         """
         completed = 0
+        ends = perf_counter() + seconds
         operation: OperationBase | None = None  # and again None, because a failed one's traceback keeps this frame
         try:
             while at < end and completed < limit:
@@ -116,6 +102,8 @@ class OwnerBase:
                 if operation is not None:
                     operation._purgatory_try()
                     completed += operation._purgatory_state.outcome == "satisfied"
+                    if operation._purgatory_state.is_done and perf_counter() >= ends:
+                        limit = completed
                     operation = None
         except BaseException as exception:
             completed += operation is not None and operation._purgatory_state.outcome == "satisfied"
@@ -169,8 +157,6 @@ class Owner(OwnerBase):
     removed from each list. Counting is exact, and costs one addition when an operation ends and one when a list is
     compacted.
     """
-
-    __slots__ = ("_added", "_purge", "_steps", "purges", "scanned")
 
     def __init__(
         self, clock: Clock | None, tick: float, wheel_size: int, purge_interval: int, max_pending: int | None

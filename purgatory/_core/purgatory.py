@@ -31,8 +31,6 @@ Operation = TypeVar("Operation", bound=OperationBase)
 class PurgatoryBase:
     """The hot part of a purgatory: the hand-over of operations, and the check of a key."""
 
-    __slots__ = ("_owner",)
-
     def __init__(self, owner: OwnerBase) -> None:
         self._owner = owner
 
@@ -142,7 +140,9 @@ class PurgatoryBase:
             return 0
         entries = watchers.entries
         end = len(entries)
-        at, completed, exit_request = owner.try_each(entries, watchers.head, end, end if limit is None else limit)
+        at, completed, exit_request = owner.try_each(
+            entries, watchers.head, end, end if limit is None else limit, math.inf
+        )
         if at == end or skip_dead(watchers, entries):
             owner.compact(watchers)
         if exit_request is None:
@@ -192,8 +192,6 @@ class DelayedOperationPurgatory(PurgatoryBase, Closing):
     Deferred work (deadlines, `check_and_complete_soon` and `_threadsafe`, purges) runs in an empty context
     (`contextvars.Context()`), and never in the context of the request that caused it.
     """
-
-    __slots__ = ("__weakref__", "_name", "_queue")
 
     _owner: Owner
 

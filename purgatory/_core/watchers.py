@@ -56,8 +56,6 @@ class Watchers:
 class WatcherLists:
     """The watcher lists of one purgatory by key, and the counts of their entries."""
 
-    __slots__ = ("_by_key", "_lists", "dead", "peak", "purged", "watched")
-
     def __init__(self) -> None:
         self._by_key: dict[Hashable, Watchers] = {}
         self._lists: list[Watchers] = []

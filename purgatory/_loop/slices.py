@@ -82,8 +82,6 @@ class Pacer(Protocol):
 class SlicedWork:
     """Work that is done in slices on the next iterations of the loop, until there is none left."""
 
-    __slots__ = ("_asked", "_goes_on", "_handle", "_pacer", "_stopped", "_work", "is_due")
-
     def __init__(
         self, pacer: Pacer, work: Callable[[], Iterator[int]], stopped: Callable[[], object] = lambda: None
     ) -> None:

@@ -84,8 +84,6 @@ class Mailbox(Generic[T]):
         mailbox.put("topic-1", loop)  # from any thread
     """
 
-    __slots__ = ("_asked", "_is_due", "_take", "_values")
-
     def __init__(self, take: Callable[[], object]) -> None:
         """Call `take()` on the loop when there are values, or when it was woken without any."""
         self._values: dict[T, None] = {}

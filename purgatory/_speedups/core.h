@@ -209,6 +209,7 @@ timer_unkeep(Timer *self)
         Py_CLEAR(self->holder);
 }
 
+double seconds_now(void); /* Of a monotonic clock. */
 PyObject *clock_of(Timer *); /* A new reference. */
 int entry_leave(TimerEntry *); /* Take it out of its bucket, and give up the bucket's reference if it has one. */
 int timer_place(Timer *, TimerEntry *, double deadline, bool is_new);

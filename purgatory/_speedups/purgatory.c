@@ -427,11 +427,13 @@ compact_list(Owner *owner, Watchers *watchers)
     return done == NULL ? -1 : 0;
 }
 
-/* OwnerBase.try_each: try the operations from the index `at` on, until `limit` of them have completed. An exception that
-   leaves one ends it early, and is set. */
+/* OwnerBase.try_each: try the operations from the index `at` on, until `limit` of them have completed, or one does so
+   after `seconds`. An exception that leaves one ends it early, and is set. */
 static int
-try_entries(Core *core, PyObject *entries, Py_ssize_t *at, Py_ssize_t end, Py_ssize_t limit, Py_ssize_t *completed)
+try_entries(Core *core, PyObject *entries, Py_ssize_t *at, Py_ssize_t end, Py_ssize_t limit, double seconds,
+            Py_ssize_t *completed)
 {
+    double ends = seconds < Py_HUGE_VAL ? seconds_now() + seconds : seconds;
     int failed = 0;
     while (!failed && *at < end && *at < PyList_GET_SIZE(entries) && *completed < limit) {
         PyObject *entry = PyList_GET_ITEM(entries, (*at)++);
@@ -440,6 +442,8 @@ try_entries(Core *core, PyObject *entries, Py_ssize_t *at, Py_ssize_t end, Py_ss
         Operation *operation = (Operation *)Py_NewRef(((Entry *)entry)->operation);
         failed = try_operation(core, operation) < 0;
         *completed += outcome_of(operation) == SATISFIED_O;
+        if (ends < Py_HUGE_VAL && is_done(operation) && seconds_now() >= ends)
+            limit = *completed;
         Py_DECREF(operation);
     }
     return failed ? -1 : 0;
@@ -450,10 +454,11 @@ owner_try_each(Owner *self, PyObject *args)
 {
     PyObject *entries, *exit_request = Py_NewRef(Py_None);
     Py_ssize_t at, end, limit, completed = 0;
-    if (!PyArg_ParseTuple(args, "O!nnn:try_each", &PyList_Type, &entries, &at, &end, &limit))
+    double seconds;
+    if (!PyArg_ParseTuple(args, "O!nnnd:try_each", &PyList_Type, &entries, &at, &end, &limit, &seconds))
         return NULL;
     Py_INCREF(entries);
-    if (try_entries(self->core, entries, &at, end, limit, &completed) < 0) {
+    if (try_entries(self->core, entries, &at, end, limit, seconds, &completed) < 0) {
         Handled now;
         handle(&now);
         Py_SETREF(exit_request, Py_NewRef(now.exception));
@@ -483,7 +488,7 @@ check_list(Core *core, Purgatory *self, Owner *owner, Watchers *watchers, PyObje
 {
     PyObject *entries = Py_NewRef(watchers->entries), *raised = NULL;
     Py_ssize_t at = watchers->head, end = PyList_GET_SIZE(entries), completed = 0;
-    if (try_entries(core, entries, &at, end, limit, &completed) < 0)
+    if (try_entries(core, entries, &at, end, limit, Py_HUGE_VAL, &completed) < 0)
         keep(&raised);
     if ((at >= end || skip_dead(core, watchers, entries)) && compact_list(owner, watchers) < 0)
         keep(&raised);

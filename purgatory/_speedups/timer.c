@@ -572,7 +572,7 @@ timer_now(Timer *self, PyObject *unused)
     return current_tick(self, &tick) < 0 ? NULL : PyLong_FromLongLong(tick);
 }
 
-static double
+double
 seconds_now(void)
 {
     struct timespec now;

@@ -72,8 +72,6 @@ class WheelTimer(TimerBase, Unique):
     A timer belongs to one event loop and its thread. Calls from another one raise `PurgatoryMisuse`.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_is_owned", "_tick_seconds", "_wake_ups", "longest_slice")
-
     def __init__(self, clock: Clock | None = None, *, tick: float = 0.001, wheel_size: int = 20) -> None:
         """Make a timer.
 

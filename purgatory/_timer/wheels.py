@@ -78,21 +78,6 @@ class TimerBase:
     It defines `_arm(tick)`, `_renew()` and `_report_task(task, exception)`, which are called here.
     """
 
-    __slots__ = (
-        "_armed",
-        "_cascaded",
-        "_clock",
-        "_current",
-        "_drained",
-        "_drained_buckets",
-        "_drained_level",
-        "_heap",
-        "_keys",
-        "_loop",
-        "_lowest",
-        "_rate",
-    )
-
     def __init__(self, clock: Clock | None, rate: float, wheel_size: int) -> None:
         if getattr(self, "_heap", None) or getattr(self, "_drained", None):
             raise RuntimeError("cannot initialize a timer again while tasks wait in it")

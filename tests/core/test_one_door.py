@@ -275,7 +275,7 @@ FREE: Final[dict[str, tuple[type, str]]] = {
     ),
     "timer": (
         WheelTimer,
-        "clock tick time wheels statistics longest_slice new_slice note_slice call_exception_handler",
+        "clock tick time wheels statistics new_slice note_slice call_exception_handler",
     ),
     "thresholds": (ThresholdPurgatory, "value num_waiting purgatory advance_threadsafe"),
     "values": (VersionedValues, "num_waiting purgatory get"),
