@@ -102,6 +102,7 @@ add_list(Core *core, WatcherLists *self, PyObject *key)
     return watchers;
 }
 
+/* Out of the row first, where memory may be missing, and out of the dict last, where the key may raise. */
 static int
 drop_if_empty(WatcherLists *self, Watchers *watchers)
 {
@@ -109,21 +110,28 @@ drop_if_empty(WatcherLists *self, Watchers *watchers)
         return 0;
     Py_INCREF(watchers);
     self->changing = true;
-    PyObject *there = PyDict_GetItemWithError(self->by_key, watchers->key);
-    bool is_listed = there == (PyObject *)watchers; /* Else it was dropped before. */
-    int failed = is_listed ? PyDict_DelItem(self->by_key, watchers->key) : PyErr_Occurred() ? -1 : 0;
-    self->changing = false;
-    if (!failed && is_listed) {
-        Py_ssize_t end = PyList_GET_SIZE(self->lists) - 1;
+    bool is_listed = PyDict_GetItemWithError(self->by_key, watchers->key) == (PyObject *)watchers; /* Else dropped before. */
+    int failed = PyErr_Occurred() ? -1 : 0;
+    Py_ssize_t end = PyList_GET_SIZE(self->lists) - 1;
+    if (is_listed) {
         Watchers *last = (Watchers *)Py_NewRef(PyList_GET_ITEM(self->lists, end));
         failed = PyList_SetSlice(self->lists, end, end + 1, NULL);
         if (!failed && last != watchers) {
             last->index = watchers->index;
-            failed = PyList_SetItem(self->lists, watchers->index, (PyObject *)last);
+            failed = PyList_SetItem(self->lists, watchers->index, Py_NewRef(last));
         }
-        else
-            Py_DECREF(last);
+        Py_DECREF(last);
+        if (!failed && PyDict_DelItem(self->by_key, watchers->key) < 0) {
+            Handled error;
+            handle(&error);
+            watchers->index = end;
+            if (PyList_Append(self->lists, (PyObject *)watchers) < 0)
+                PyErr_Clear();
+            raise_handled(&error);
+            failed = -1;
+        }
     }
+    self->changing = false;
     Py_DECREF(watchers);
     return failed;
 }

@@ -1,13 +1,14 @@
 """A response that waits for an operation."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.interface import BaseResponse, Message, Receive, Scope, Send, logger
-from purgatory.asgi.parking import Answers, Waiting, answers, count, park
+from purgatory.asgi.parking import Answers, Waiting, answers, count, may_return, park
 from purgatory.lowlevel import check_callback, take_result
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
         if not operation.done():
             if self.background is not None:
                 count("background")
-            elif self.waiting_response().begin(scope, send, operation):
+            elif await may_return(scope, sys._getframe(1)) and self.waiting_response().begin(scope, send, operation):
                 return
         try:
             await unless_disconnected(receive, operation)
@@ -89,13 +90,17 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
             # Nobody gets it, except for a middleware that awaits a response. 499 is nginx's status for this.
             for message in _messages(_LEFT):
                 await send(message)
+            await self._finish()
             return
         except Exception as exception:
             if not _is_outcome(operation, exception):
                 raise
         for message in _messages(_rendered(operation, self.renderer)):
             await send(message)
-        if self.background is not None:
+        await self._finish()
+
+    async def _finish(self) -> None:
+        if self.background is not None:  # also if the client has left, as with Starlette's own responses
             await self.background()
 
     def waiting_response(self) -> "WaitingResponse[T]":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("uvicorn.error")
 
-_HELD: Final = 65_536
+HELD: Final = 65_536
 """Bytes behind a parked request at which reading pauses."""
 
 _LARGE: Final = 16_384
@@ -242,7 +242,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             return
         # Reading goes on for a while: else the client's disconnect would not be seen.
         self.held += data
-        if len(self.held) >= _HELD:
+        if len(self.held) >= HELD:
             self.warm.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -288,7 +288,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         """Hand over the data that has come behind a request, after its answer."""
         data, self.held = self.held, b""
         if not self.transport.is_closing():
-            if len(data) >= _HELD:
+            if len(data) >= HELD:
                 self.warm.resume_reading()
             self._wake(data).wait_for_more()
 

@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 
 from purgatory import Handle
 from purgatory.asgi.interface import EXTENSION, ParkedApplication, Receive, Scope, Send
-from purgatory.uvicorn.parked import QuietConnection
+from purgatory.uvicorn.parked import HELD, QuietConnection
 from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared
 
@@ -67,6 +67,10 @@ class ParkingProtocol(HttpToolsProtocol):
         del self.app  # the method takes its place
         self.settling: Handle | None = None
         """The call of `_settle`. There is none while it has found a request, until the response."""
+        self.running: RequestResponseCycle | None = None
+        """The request that the application handles. `cycle` is the last one that was parsed."""
+        self.behind: bytes = b""
+        """Data that has come while requests wait in the pipeline."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -83,6 +87,11 @@ class ParkingProtocol(HttpToolsProtocol):
         transport.set_protocol(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn tells only the last one that was parsed.
+        for cycle in (self.running, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
         # uvicorn cancels this only if `exc` is None (its #1604). After a reset the timer would keep the protocol and
         # the request until keep-alive ends: 7200 s and 2 GiB in https://github.com/Soju06/codex-lb/issues/2041.
@@ -90,13 +99,26 @@ class ParkingProtocol(HttpToolsProtocol):
         self._withdraw()
         self._let_go()
 
+    def data_received(self, data: bytes) -> None:
+        """Parse data, or keep it while requests wait in the pipeline. Reading goes on, to see that the client leaves."""
+        if self.pipeline:
+            self.behind += data
+        else:
+            HttpToolsProtocol.data_received(self, data)
+        if self.pipeline:
+            if len(self.behind) < HELD:
+                self.flow.resume_reading()
+            else:
+                self.flow.pause_reading()
+
     # These run for each request, so they avoid super() and calls of objects, which take a tenth of a microsecond.
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> object:
         """Run the application, and let it park the request."""
         sender = Sender(send)
         own = sender.send
-        extension = {"park": self.park, "send": own}
+        self.running = send.__self__  # type: ignore[attr-defined]
+        extension = {"park": self.park, "send": own, "code": ParkingProtocol.app.__code__}
         scope["extensions"] = {EXTENSION: extension}
         try:
             result: object = await self.config.loaded_app(scope, receive, own)
@@ -109,6 +131,9 @@ class ParkingProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         HttpToolsProtocol.on_response_complete(self)
+        if self.behind and not self.pipeline:
+            behind, self.behind = self.behind, b""
+            self.data_received(behind)
         if self.settling is None and self.timeout_keep_alive_task is not None:
             self._settle_in(self.settle_after)
 
@@ -199,4 +224,4 @@ class ParkingProtocol(HttpToolsProtocol):
         if self.settling is not None:
             self.settling.cancel()
         own: Any = cast(HttpToolsProtocol, self)
-        own.settling = own.parser = own.cycle = own.scope = own.headers = None
+        own.settling = own.parser = own.cycle = own.running = own.scope = own.headers = None

@@ -86,7 +86,7 @@ class Board:
         self.watch(look)
         response = DelayedResponse(look, self._render, key=self.key)
         if "background" in request.query_params:
-            response.background = BackgroundTask(lambda: None)
+            response.background = BackgroundTask(self.rendered.append, "background")
         return response
 
     def _render(self, notes: list[str]) -> Any:

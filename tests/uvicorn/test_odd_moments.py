@@ -72,6 +72,71 @@ async def test_disconnect_is_seen_although_bytes_have_come_behind_the_request(
     await server.until()
 
 
+LOOK, NOW = (f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode() for path in ("/look", "/now"))
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize(
+    "packets",
+    [
+        [LOOK],
+        [LOOK + NOW],
+        [LOOK, NOW],
+        [NOW + LOOK],
+        [LOOK + LOOK],
+        [LOOK, LOOK],
+        [LOOK + NOW, NOW],
+        [LOOK + NOW + LOOK],
+    ],
+    ids=lambda packets: " | ".join(
+        "+".join("look" if part else "now" for part in each.split(b"/now")) for each in packets
+    ),
+)
+async def test_no_request_waits_on_for_a_client_that_has_left(packets: list[bytes], how: str) -> None:
+    board = Board()
+    async with serving(board.app) as server:
+        for _ in range(3):
+            async with connected(server) as client:
+                for packet in packets:
+                    await client.write(packet)
+                    await asyncio.sleep(0.01)
+                await board.until_waiting(1)
+                if how == "reset":
+                    client.reset()
+                else:
+                    client.writer.close()
+                await board.until_waiting(0)
+                await server.until_no_task()
+                await server.until()
+
+
+async def test_what_comes_behind_requests_in_the_pipeline_is_answered(board: Board, client: Client) -> None:
+    body = bytes(200_000)  # more than is read ahead
+    head = f"POST /now HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    await client.write(LOOK + NOW)
+    await board.until_waiting(1)
+    sending = asyncio.create_task(client.write(head + body + LOOK.replace(b"/look", b"/look?seen=1") + NOW))
+    await asyncio.sleep(0.02)
+    board.pin("hello")
+    answers = [await client.receive() for _ in range(3)]
+    await sending
+    await board.until_waiting(1)
+    board.pin("again")
+    answers += [await client.receive() for _ in range(2)]
+    assert [answer.body for answer in answers] == [b'["hello"]', b"now 0", b"now 200000", b'["again"]', b"now 0"]
+
+
+async def test_background_task_runs_although_the_client_has_left(board: Board, http: Any) -> None:
+    async with serving(board.app, http) as server, connected(server) as client:
+        await client.send("GET", "/look?background")
+        await board.until_waiting(1)
+        client.reset()
+        await board.until_waiting(0)
+        await server.until_no_task()
+    assert board.rendered == ["background"]
+
+
 async def test_next_request_runs_in_the_context_of_the_server(board: Board) -> None:
     seen: list[str] = []
 
