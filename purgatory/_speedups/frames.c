@@ -1,4 +1,4 @@
-/* walk of `asgi/frames.py`: two dozen frames for each request, which take four times as long in Python. */
+/* walk of `_frames.py`. */
 
 #include "core.h"
 

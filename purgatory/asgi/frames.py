@@ -15,11 +15,11 @@ compiled, by Cython or mypyc, has none, so each new chain of frames is compared 
 import asyncio
 import dis
 from collections.abc import Iterator
-from contextlib import suppress
 from inspect import CO_COROUTINE
 from types import CodeType, CoroutineType, FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from purgatory._frames import place_of, walk
 from purgatory.asgi.interface import NotParked, Scope
 
 _MOST: Final = 100_000
@@ -53,28 +53,6 @@ _codes: Final[dict[int, CodeType]] = {}
 """The code of these places by its address, which is kept so that no other code gets the same."""
 _chains: Final[set[tuple[int, int]]] = set()
 """The chains of frames without a compiled coroutine between them, each with its application."""
-
-
-def walk(frame: FrameType | None, end: CodeType, known: dict[int, bool]) -> int | FrameType | None:
-    """Follow the frames outwards from `frame` to that of the server, whose code is `end`.
-
-    Returns:
-        A number for this chain of places, or the first frame of which is not known that nothing is left to run, or
-        `None` if the server's is not among the frames.
-    """
-    chain = 0
-    while frame is not None and frame.f_code is not end:
-        place = id(frame.f_code) << 16 ^ frame.f_lasti
-        if not known.get(place):
-            return frame
-        chain = hash((chain, place))
-        frame = frame.f_back
-    return None if frame is None else chain
-
-
-if not TYPE_CHECKING:
-    with suppress(ImportError):
-        from purgatory._speedups import walk
 
 
 async def check_frames(frame: FrameType, end: CodeType, scope: Scope) -> None:
@@ -118,7 +96,7 @@ def _examine(frame: FrameType | None, end: CodeType) -> None:
         outer = outer.f_back
     is_reached = outer is not None
     while frame is not None and frame is not outer:
-        code, place = frame.f_code, id(frame.f_code) << 16 ^ frame.f_lasti
+        code, place = frame.f_code, place_of(frame)
         if place not in _known:
             if len(_known) >= _MOST:
                 _known.clear()

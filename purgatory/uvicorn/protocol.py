@@ -100,7 +100,7 @@ class ParkingProtocol(HttpToolsProtocol):
         self._let_go()
 
     def data_received(self, data: bytes) -> None:
-        """Parse data, or keep it while requests wait in the pipeline. Reading goes on, to see that the client leaves."""
+        """Parse data, or keep it while requests wait in the pipeline. Reading goes on, to see if the client leaves."""
         if self.pipeline:
             self.behind += data
         else:
