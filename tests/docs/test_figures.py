@@ -47,7 +47,7 @@ def load(part: str, page: str) -> dict[str, list[Measured]]:
 
 def measured() -> dict[str, list[Measured]]:
     """What was measured, by scenario. What was measured later takes the place of what was measured before."""
-    return {scenario: cases for part in ("readme", "http", "events") for scenario, cases in load(part, RESULTS).items()}
+    return {scenario: cases for part in ("readme", "callback", "http", "events") for scenario, cases in load(part, RESULTS).items()}
 
 
 def shown(page: str, name: str) -> list[str]:
