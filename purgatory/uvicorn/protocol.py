@@ -106,10 +106,14 @@ class ParkingProtocol(HttpToolsProtocol):
         else:
             HttpToolsProtocol.data_received(self, data)
         if self.pipeline:
-            if len(self.behind) < HELD:
-                self.flow.resume_reading()
-            else:
-                self.flow.pause_reading()
+            self._read_behind()
+
+    def _read_behind(self) -> None:
+        """Read on behind requests in the pipeline, up to a limit. uvicorn pauses for the first of them."""
+        if len(self.behind) < HELD:
+            self.flow.resume_reading()
+        else:
+            self.flow.pause_reading()
 
     # These run for each request, so they avoid super() and calls of objects, which take a tenth of a microsecond.
 
@@ -131,7 +135,9 @@ class ParkingProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         HttpToolsProtocol.on_response_complete(self)
-        if self.behind and not self.pipeline:
+        if self.pipeline:
+            self._read_behind()
+        elif self.behind and not self.transport.is_closing():
             behind, self.behind = self.behind, b""
             self.data_received(behind)
         if self.settling is None and self.timeout_keep_alive_task is not None:

@@ -47,7 +47,8 @@ def load(part: str, page: str) -> dict[str, list[Measured]]:
 
 def measured() -> dict[str, list[Measured]]:
     """What was measured, by scenario. What was measured later takes the place of what was measured before."""
-    return {scenario: cases for part in ("readme", "callback", "http", "events") for scenario, cases in load(part, RESULTS).items()}
+    parts = ("readme", "callback", "http", "events")
+    return {scenario: cases for part in parts for scenario, cases in load(part, RESULTS).items()}
 
 
 def shown(page: str, name: str) -> list[str]:

@@ -105,7 +105,10 @@ class Board:
             self.looks.append(look)
             return self.watch(look)
 
-        return EventStream(follow, self._to_events, request.headers.get("last-event-id"), key=self.key)
+        response = EventStream(follow, self._to_events, request.headers.get("last-event-id"), key=self.key)
+        if "background" in request.query_params:
+            response.background = BackgroundTask(self.rendered.append, "background")
+        return response
 
     def _to_events(self, notes: list[str]) -> list[Event]:
         self.rendered.append("events")

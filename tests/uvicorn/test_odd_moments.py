@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import time
 from contextvars import ContextVar
 from typing import Any
@@ -89,9 +90,7 @@ LOOK, NOW = (f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode() for path in ("/l
         [LOOK + NOW, NOW],
         [LOOK + NOW + LOOK],
     ],
-    ids=lambda packets: " | ".join(
-        "+".join("look" if part else "now" for part in each.split(b"/now")) for each in packets
-    ),
+    ids=lambda packets: "|".join("+".join(re.findall("look|now", packet.decode())) for packet in packets),
 )
 async def test_no_request_waits_on_for_a_client_that_has_left(packets: list[bytes], how: str) -> None:
     board = Board()
@@ -111,6 +110,22 @@ async def test_no_request_waits_on_for_a_client_that_has_left(packets: list[byte
                 await server.until()
 
 
+async def test_requests_in_the_pipeline_do_not_let_more_be_read(board: Board, server: Server, client: Client) -> None:
+    await client.write(LOOK + NOW * 200 + LOOK)
+    await board.until_waiting(1)
+    (connection,) = server.server_state.connections
+    sending = asyncio.create_task(client.write(bytes(30_000_000)))
+    await asyncio.sleep(0.05)
+    most = 0
+    board.pin("hello")
+    while isinstance(connection, ParkingProtocol) and len(board.looks) < 2:
+        most = max(most, len(connection.behind))
+        await asyncio.sleep(0)
+    assert 0 < most < 1_000_000
+    sending.cancel()
+    client.reset()
+
+
 async def test_what_comes_behind_requests_in_the_pipeline_is_answered(board: Board, client: Client) -> None:
     body = bytes(200_000)  # more than is read ahead
     head = f"POST /now HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -127,9 +142,24 @@ async def test_what_comes_behind_requests_in_the_pipeline_is_answered(board: Boa
     assert [answer.body for answer in answers] == [b'["hello"]', b"now 0", b"now 200000", b'["again"]', b"now 0"]
 
 
-async def test_background_task_runs_although_the_client_has_left(board: Board, http: Any) -> None:
+async def test_nothing_is_handled_behind_the_last_answer_of_a_connection(
+    board: Board, server: Server, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.write(LOOK + NOW.replace(b"Host: a", b"Host: a\r\nConnection: close"))
+    await board.until_waiting(1)
+    await client.write(LOOK + NOW)
+    await asyncio.sleep(0.02)
+    board.pin("hello")
+    assert (await client.reader.read()).count(b"HTTP/1.1 200 OK") == 2
+    await server.until()
+    assert len(board.looks) == 1
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("path", ["/look", "/events"])
+async def test_background_task_runs_although_the_client_has_left(board: Board, http: Any, path: str) -> None:
     async with serving(board.app, http) as server, connected(server) as client:
-        await client.send("GET", "/look?background")
+        await client.send("GET", f"{path}?background")
         await board.until_waiting(1)
         client.reset()
         await board.until_waiting(0)
