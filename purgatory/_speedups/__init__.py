@@ -18,6 +18,7 @@ from purgatory._speedups.c import (  # all of them or none, so that the cores ne
     WatcherLists,
     Watchers,
     _note_fork,
+    walk,
 )
 
 if hasattr(os, "register_at_fork"):
@@ -32,4 +33,5 @@ __all__ = [
     "TimerEntry",
     "WatcherLists",
     "Watchers",
+    "walk",
 ]

@@ -19,7 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = Path(__file__).parent
-SOURCES = ["module.c", "timer.c", "operation.c", "await.c", "purgatory.c"]
+SOURCES = ["module.c", "timer.c", "operation.c", "await.c", "purgatory.c", "frames.c"]
 DOCUMENTED = {
     "_timer/wheels.py": ["TimerBase"],
     "_core/operation.py": ["OperationBase"],

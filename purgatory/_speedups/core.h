@@ -254,6 +254,10 @@ is_purge_due(Owner *owner)
 
 int refuse_change(Core *, WatcherLists *); /* Raise if keys are being looked up. */
 
+/* ---- frames.c ---- */
+
+PyObject *walk(PyObject *module, PyObject *args);
+
 extern PyType_Spec timer_entry_spec, timer_spec, entry_spec, watchers_spec, watcher_lists_spec, owner_spec, operation_spec,
     await_spec, purgatory_spec;
 

@@ -286,6 +286,7 @@ module_note_fork(PyObject *module, PyObject *unused)
 
 static PyMethodDef module_methods[] = {
     {"_note_fork", module_note_fork, METH_NOARGS, NULL},
+    {"walk", walk, METH_VARARGS, NULL},
     {NULL},
 };
 

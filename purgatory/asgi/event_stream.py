@@ -1,6 +1,7 @@
 """A response of server-sent events, made of operations or of an async iterator."""
 
 import asyncio
+import sys
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
 from contextlib import suppress
@@ -12,7 +13,7 @@ from purgatory import DelayedOperation, OperationCancelled, PurgatoryClosed
 from purgatory.asgi.event import Event, chunk, encoded, end
 from purgatory.asgi.interface import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.asgi.iterators import IteratedStream, chunks, send_chunks
-from purgatory.asgi.parking import Waiting, answers, count, park
+from purgatory.asgi.parking import Waiting, answers, count, may_return, park
 from purgatory.lowlevel import check_callback, seconds, take_result
 
 T = TypeVar("T")
@@ -129,7 +130,7 @@ class EventStream(BaseResponse, Generic[T]):  # Starlette's, where that is insta
         elif isinstance(self.follow, AsyncIterable):
             if await IteratedStream(chunks(self.follow, self.renderer), self.heartbeat).send(scope, send, start):
                 return
-        elif self.waiting_stream(self.follow).begin(scope, send, start):
+        elif await may_return(scope, sys._getframe(1)) and self.waiting_stream(self.follow).begin(scope, send, start):
             return
         await send(start)
         await send(chunk(b""))

@@ -4,7 +4,18 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-__all__ = ["EXTENSION", "BaseResponse", "Message", "Parked", "ParkedApplication", "Receive", "Scope", "Send", "logger"]
+__all__ = [
+    "EXTENSION",
+    "BaseResponse",
+    "Message",
+    "NotParked",
+    "Parked",
+    "ParkedApplication",
+    "Receive",
+    "Scope",
+    "Send",
+    "logger",
+]
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -25,6 +36,15 @@ else:
 
         class BaseResponse:
             """A placeholder if Starlette is not installed."""
+
+
+class NotParked(Exception):
+    """A request keeps its task while it waits. The text says why."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(reason)
+        self.advice: str = advice
+        """What the author of the application can do."""
 
 
 class Parked(Protocol):

@@ -23,7 +23,7 @@ from types import CodeType
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from purgatory.asgi.interface import Send, logger
+from purgatory.asgi.interface import NotParked, Send, logger
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -58,6 +58,18 @@ def _keep_session(wrapper: Any) -> None:
     cell.cell_contents = {name: value for name, value in cell.cell_contents.items() if name == "session"}
 
 
+_types: Final[dict[tuple[str, ...], tuple[str, ...]]] = {}
+
+
+def _share_types(wrapper: Any) -> None:
+    """Let equal lists of content types be one, because each responder makes its own, which takes a kibibyte."""
+    responder = wrapper.__self__
+    types = responder.exclude_content_types
+    if len(_types) < 100:
+        _types.setdefault(types, types)
+    responder.exclude_content_types = _types.get(types, types)
+
+
 _NOTES: Final = _Safe(only_notes=True)
 _KNOWN: Final[dict[str, dict[str, _Safe]]] = {
     "asgi_correlation_id.middleware": {"CorrelationIdMiddleware": _Safe()},
@@ -66,6 +78,10 @@ _KNOWN: Final[dict[str, dict[str, _Safe]]] = {
     "starlette.middleware.body_limit": {"RequestBodyLimitResponder": _Safe()},
     "starlette.middleware.cors": {"CORSMiddleware": _Safe(lighten=_keep_origin)},
     "starlette.middleware.errors": {"ServerErrorMiddleware": _NOTES},
+    "starlette.middleware.gzip": {
+        "GZipResponder": _Safe(lighten=_share_types),
+        "IdentityResponder": _Safe(lighten=_share_types),
+    },
     "starlette.middleware.sessions": {"SessionMiddleware": _Safe(lighten=_keep_session)},
 }
 """The safe middlewares of other libraries, by module and name."""
@@ -77,21 +93,16 @@ _warned: Final[WeakKeyDictionary[Any, set[str]]] = WeakKeyDictionary()
 """The wrappers that an application was warned of."""
 
 
-class UnsafeWrapper(Exception):
-    """Requests cannot be parked behind this wrapper of `send`."""
-
-    def __init__(self, function: Any, owner: Any, is_declared: bool) -> None:
-        if owner is None:
-            module = _module(function)
-            name = function.__code__.co_qualname.partition(".<locals>")[0].removesuffix(".__call__")
-        else:
-            module, name = type(owner).__module__, type(owner).__qualname__
-        super().__init__(f"{module}.{name}")
-        self.advice: str = f"if it only changes or reads messages, declare it: purgatory.asgi.park_through({name})"
-        if module == _BASE:
-            self.advice = "write the middleware as a pure ASGI one: this base handles each request in another task"
-        elif is_declared:
-            self.advice = "it is declared, but the `send` that it wraps isn't found: store that by the name `send`"
+def _unsafe(function: Any, owner: Any, is_declared: bool) -> NotParked:
+    if owner is None:
+        module = _module(function)
+        name = function.__code__.co_qualname.partition(".<locals>")[0].removesuffix(".__call__")
+    else:
+        module, name = type(owner).__module__, type(owner).__qualname__
+    advice = f"if it only changes or reads messages, declare it: purgatory.asgi.park_through({name})"
+    if is_declared:
+        advice = "it is declared, but the `send` that it wraps isn't found: store that by the name `send`"
+    return NotParked(f"{module}.{name} wraps send", advice)
 
 
 def park_through(middleware: M) -> M:
@@ -129,7 +140,7 @@ class Wrappers:
         """Find those between `send` and the server's `own`.
 
         Raises:
-            UnsafeWrapper: One of them is not known to be safe.
+            NotParked: One of them is not known to be safe.
         """
         self._safe: list[tuple[Any, _Safe]] = []
         self.outer: Send = own
@@ -138,7 +149,7 @@ class Wrappers:
             function, owner, wrapped = _opened(send)
             safe = _safety(function, owner)
             if safe is None or wrapped is None or wrapped == send:
-                raise UnsafeWrapper(function, owner, safe is not None)
+                raise _unsafe(function, owner, safe is not None)
             if self._safe or not safe.only_notes:
                 self._safe.append((send, safe))
             send = wrapped
@@ -154,20 +165,20 @@ class Wrappers:
                     safe.lighten(wrapper)
 
 
-def warn_once(app: Any, unsafe: UnsafeWrapper) -> None:
-    """Log that requests of `app` are not parked, once for each application and wrapper."""
+def warn_once(app: Any, why: NotParked) -> None:
+    """Log that requests of `app` are not parked, once for each application and reason."""
     try:
         warned = _warned.setdefault(app, set())
     except TypeError:  # there is none, or it takes no weak references
-        warned = _warned.setdefault(UnsafeWrapper, set())
-    name = str(unsafe)
-    if name in warned:
+        warned = _warned.setdefault(NotParked, set())
+    reason = str(why)
+    if reason in warned:
         return
-    warned.add(name)
+    warned.add(reason)
     logger.warning(
-        "the waiting requests of %s are not parked, because %s wraps send, so each keeps its task: %s. "
+        "the waiting requests of %s are not parked, because %s, so each keeps its task: %s. "
         "See 'Middlewares' in purgatory/uvicorn/PARKING.md",
-        "an application" if app is None else type(app).__name__, name, unsafe.advice,
+        "an application" if app is None else type(app).__name__, reason, why.advice,
     )  # fmt: skip
 
 

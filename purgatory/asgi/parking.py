@@ -12,12 +12,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 from weakref import WeakKeyDictionary, ref
 
 from purgatory import DelayedOperation
-from purgatory.asgi.interface import EXTENSION, Parked, Scope, Send
-from purgatory.asgi.middleware import UnsafeWrapper, Wrappers, warn_once
+from purgatory.asgi.frames import check_frames
+from purgatory.asgi.interface import EXTENSION, NotParked, Parked, Scope, Send
+from purgatory.asgi.middleware import Wrappers, warn_once
 from purgatory.asgi.through import Through
 from purgatory.lowlevel import Slice, add_waiter, close_operation, remove_waiter, report
 
@@ -40,7 +42,8 @@ class ParkingStatistics:
     background: int
     """Requests that keep a task because the response has a background task."""
     middleware: int
-    """Requests that keep a task because a middleware wraps `send` and is not known to be safe. The log names it."""
+    """Requests that keep a task because of what is between the server and the response: it works after the application,
+    or wraps `send` and is not known to be safe. The log names it."""
     request: int
     """Requests that keep a task because they were not complete, or the client's next one had come with them."""
     server: int
@@ -65,6 +68,26 @@ def count(way: Way) -> None:
     _counts[way] += 1
 
 
+async def may_return(scope: Scope, frame: FrameType) -> bool:
+    """Return whether the application may return now, and be answered later. Otherwise count the request.
+
+    Args:
+        scope: The request's scope.
+        frame: The frame that awaits the response.
+    """
+    offered = (scope.get("extensions") or {}).get(EXTENSION)
+    if not offered:
+        count("server")
+        return False
+    try:
+        await check_frames(frame, offered["code"], scope)
+    except NotParked as why:
+        count("middleware")
+        warn_once(scope.get("app"), why)
+        return False
+    return True
+
+
 def park(scope: Scope, send: Send, listener: "Answering") -> Parked | None:
     """Park the request of `scope`, and count it. Return `None` if the server or a middleware doesn't allow that."""
     offered = (scope.get("extensions") or {}).get(EXTENSION)
@@ -74,9 +97,9 @@ def park(scope: Scope, send: Send, listener: "Answering") -> Parked | None:
     own = offered["send"]
     try:
         wrappers = Wrappers(send, own)
-    except UnsafeWrapper as unsafe:
+    except NotParked as why:
         count("middleware")
-        warn_once(scope.get("app"), unsafe)
+        warn_once(scope.get("app"), why)
         return None
     parked: Parked | None = offered["park"](own, listener)
     if parked is None:

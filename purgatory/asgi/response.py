@@ -1,13 +1,14 @@
 """A response that waits for an operation."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.interface import BaseResponse, Message, Receive, Scope, Send, logger
-from purgatory.asgi.parking import Answers, Waiting, answers, count, park
+from purgatory.asgi.parking import Answers, Waiting, answers, count, may_return, park
 from purgatory.lowlevel import check_callback, take_result
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
         if not operation.done():
             if self.background is not None:
                 count("background")
-            elif self.waiting_response().begin(scope, send, operation):
+            elif await may_return(scope, sys._getframe(1)) and self.waiting_response().begin(scope, send, operation):
                 return
         try:
             await unless_disconnected(receive, operation)

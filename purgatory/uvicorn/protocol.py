@@ -122,7 +122,7 @@ class ParkingProtocol(HttpToolsProtocol):
         sender = Sender(send)
         own = sender.send
         self.running = send.__self__  # type: ignore[attr-defined]
-        extension = {"park": self.park, "send": own}
+        extension = {"park": self.park, "send": own, "code": ParkingProtocol.app.__code__}
         scope["extensions"] = {EXTENSION: extension}
         try:
             result: object = await self.config.loaded_app(scope, receive, own)

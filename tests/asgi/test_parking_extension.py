@@ -28,7 +28,7 @@ class ParkingServer:
 
     @property
     def scope(self) -> Any:
-        offered = {"park": self.park, "send": self.own_send}
+        offered = {"park": self.park, "send": self.own_send, "code": ParkingServer.call.__code__}
         return {"type": "http", "method": "GET", "extensions": {EXTENSION: offered}}
 
     def park(self, send: Any, listener: Any) -> Any:

@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "purgatory"
 CORE = ("_core", "_loop", "_timer", "_speedups")
 PREFIXES = ("_purgatory_", "_timer_")
-FAMILY = ("_delay.py", "_futures.py", "_idle.py", "_threshold.py", "_versions.py", "_virtual.py")
+FAMILY = ("_delay.py", "_frames.py", "_futures.py", "_idle.py", "_threshold.py", "_versions.py", "_virtual.py")
 PARTS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists() and path.name not in CORE)
 
 pytestmark = pytest.mark.skipif(not PACKAGE.is_dir(), reason="needs the source of the package")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import re
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -14,7 +15,7 @@ from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentato
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.gzip import GZipMiddleware, GZipResponder
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
@@ -158,13 +159,14 @@ PARKED = {
     "callable object": around(Responder),
     "waits": wrapping(waits),
 }
+if "with" not in inspect.getsource(GZipResponder.__call__):  # else it works after the application, in old releases
+    PARKED["gzip"] = Middleware(GZipMiddleware, minimum_size=1)
 with contextlib.suppress(ImportError):  # it is not in the oldest Starlette
     from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
     PARKED["body limit"] = Middleware(RequestBodyLimitMiddleware, max_body_size=1000)
 
 BEHIND = {
-    "gzip": (Middleware(GZipMiddleware, minimum_size=1), "starlette.middleware.gzip.GZipResponder"),
     "base": (
         Middleware(BaseHTTPMiddleware, dispatch=passes_on),
         "starlette.middleware.base.BaseHTTPMiddleware",

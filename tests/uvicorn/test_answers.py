@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from tests.support.operations import raising
 from tests.uvicorn.board import Board
@@ -146,21 +145,3 @@ async def test_faults_have_the_same_answers_without_parking(
     assert (response.status, response.body) == answer
     records = [record for record in caplog.records if record.name == "purgatory.asgi"]
     assert [str(record.exc_info[1]) for record in records if record.exc_info] == logged
-
-
-async def test_exception_after_parking_is_logged_and_the_answer_comes(
-    board: Board, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await board.app(scope, receive, send)
-        if scope["type"] == "http":
-            assert (await receive())["type"] == "http.disconnect"
-            raise ValueError("too late")
-
-    async with serving(app) as server, connected(server) as client:
-        await client.send("GET", "/look")
-        await board.until_waiting(1)
-        await server.until("QuietConnection")
-        board.pin("hello")
-        assert (await client.receive()).body == b'["hello"]'
-    assert "too late" in caplog.text
