@@ -6,7 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import types
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from importlib import import_module
 from inspect import signature
@@ -15,15 +15,25 @@ from typing import Any
 
 import anyio
 import pytest
+from brotli_asgi import BrotliMiddleware, BrotliResponder
 from fastapi import Depends, FastAPI
+from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanKind
+from prometheus_client import CollectorRegistry
+from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentatorMiddleware
+from slowapi import Limiter
+from slowapi.middleware import SlowAPIASGIMiddleware, _ASGIMiddlewareResponder
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from purgatory import DelayedOperationPurgatory
-from purgatory.asgi import DelayedResponse, Event, EventStream, middleware
+from purgatory.asgi import DelayedResponse, Event, EventStream, middleware, park_through
 from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.serving import connected, serving
 from tests.uvicorn.test_fastapi import CLOSES_BEFORE_THE_RESPONSE
@@ -176,7 +186,29 @@ class IsAwaitable(Around):
         return Call()
 
 
+def traces(app: ASGIApp) -> Any:
+    class Exporter(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            served = (span.attributes or {} for span in spans if span.kind is SpanKind.SERVER)
+            journal.extend(f"span with status {attributes.get('http.status_code')}" for attributes in served)
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(Exporter()))
+    return OpenTelemetryMiddleware(app, tracer_provider=provider)
+
+
+def measures(app: ASGIApp) -> Any:
+    def note(info: Any) -> None:
+        journal.append(f"measured a response with status {info.response.status_code}")
+
+    options: Any = {"registry": CollectorRegistry(), "instrumentations": [note]}
+    middleware = Middleware(PrometheusInstrumentatorMiddleware, **options)
+    return Starlette(routes=[Route("/", app)], middleware=[middleware])
+
+
 WORKING: list[Callable[[ASGIApp], Any]] = [
+    *(traces, measures),
     *(Times, Works, Limits, HoldsSession, Commits, ResetsVariable, Counts, Sets, Repeats, RunsTask, LimitsTime),
     *(WaitsFor, GroupsTasks, IsGenerator, IsAwaitable),
 ]
@@ -361,6 +393,64 @@ async def test_handler_that_runs_the_response_and_works_on_is_not_parked() -> No
     plain, _ = await observed(make(told), told, HttpToolsProtocol)
     noted, parked = await observed(make(told), told, ParkingProtocol)
     assert (noted, parked) == (plain, [False, False])
+
+
+def limits_rate(app: Any) -> Any:
+    async def handler(request: Any) -> Any:
+        return app.response()
+
+    made = Starlette(routes=[Route("/", handler)], middleware=[Middleware(SlowAPIASGIMiddleware)])
+    made.state.limiter = Limiter(key_func=lambda: "a client", default_limits=["100/minute"], headers_enabled=True)
+    return made
+
+
+def compresses(app: ASGIApp) -> Any:
+    return BrotliMiddleware(app, minimum_size=1)
+
+
+@pytest.fixture
+def declarations() -> Iterator[None]:
+    """What is declared meanwhile is undeclared afterwards."""
+    before = middleware._codes.copy()
+    yield
+    middleware._codes.clear()
+    middleware._codes.update(before)
+    middleware._add_known.cache_clear()
+
+
+@pytest.mark.usefixtures("declarations")
+@pytest.mark.parametrize(
+    ("make", "wrapper", "headers"),
+    [
+        (limits_rate, _ASGIMiddlewareResponder, {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}),
+        (compresses, BrotliResponder, {"content-encoding", "vary"}),
+    ],
+)
+async def test_undeclared_wrapper_keeps_the_task_and_a_declared_one_gives_the_same_answer(
+    make: Callable[[ASGIApp], Any],
+    wrapper: type,
+    headers: set[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = App()
+    seen = []
+    for http, declared in ((HttpToolsProtocol, False), (ParkingProtocol, False), (ParkingProtocol, True)):
+        if declared:
+            assert f"park_through({wrapper.__name__})" in caplog.text
+            park_through(wrapper)
+        made = serving(make(told), http, date_header=False, lifespan="off", interface="asgi3")
+        async with made as server, connected(server) as client, LIMIT():
+            await client.send("GET", "/", "Accept-Encoding: br")
+            while not told.purgatory.num_delayed:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            assert bool(server.server_state.tasks) != declared
+            told.answer()
+            response = await client.receive()
+            told.pause()
+            assert headers <= set(response.headers)
+            seen.append((response.status, {*response.headers}, response.body))
+    assert seen[1:] == seen[:1] * 2
 
 
 COMPILED = """
