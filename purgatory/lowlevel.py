@@ -10,6 +10,7 @@ A `Waiter` is notified that an operation is done, without a task that awaits it:
 """
 
 from asyncio import AbstractEventLoop
+from functools import partial
 from typing import Any, TypeVar
 
 from purgatory._core.listeners import Listener, Outcome
@@ -31,6 +32,7 @@ __all__ = [
     "Slice",
     "SlicedWork",
     "Waiter",
+    "abandon",
     "add_waiter",
     "call_next",
     "check_callback",
@@ -79,6 +81,22 @@ def remove_waiter(operation: DelayedOperation[Any], waiter: Waiter) -> None:
     """
     _check(operation, "remove_waiter(operation, waiter)")
     operation._purgatory_remove_waiter(waiter)
+
+
+def abandon(operation: DelayedOperation[Any]) -> None:
+    """Cancel `operation` on the next iteration of its loop if nobody awaits it then.
+
+    You can call it in any thread and in a finalizer, because it only asks the loop.
+    """
+    owner: Any = operation._purgatory_owner
+    if owner is not None and not operation.done():
+        owner.call_soon_from_anywhere(partial(_abandon, operation))
+
+
+def _abandon(operation: DelayedOperation[Any]) -> None:
+    waiter: Any = object()
+    if not operation.done() and operation._purgatory_add_waiter(waiter):
+        operation._purgatory_remove_waiter(waiter)  # which cancels it, if this was the only one
 
 
 def take_result(operation: DelayedOperation[T]) -> T:

@@ -38,6 +38,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 SLOW: Final = (
     "adopted",
+    "asgi/test_frameworks.py",
     "asgi/test_servers.py",
     "bench",
     "core/test_soak.py",

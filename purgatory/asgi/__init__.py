@@ -11,6 +11,7 @@ import purgatory.lowlevel  # noqa: F401 - it says so if another distribution has
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.event import Event
 from purgatory.asgi.event_stream import EventStream
+from purgatory.asgi.in_scope import DelayedInScope
 from purgatory.asgi.middleware import park_through
 from purgatory.asgi.parking import ParkingStatistics, parking_statistics
 from purgatory.asgi.response import DelayedResponse
@@ -18,6 +19,7 @@ from purgatory.asgi.shutdown import closing_on_shutdown
 
 __all__ = [
     "ClientDisconnected",
+    "DelayedInScope",
     "DelayedResponse",
     "Event",
     "EventStream",

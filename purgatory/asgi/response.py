@@ -9,7 +9,7 @@ from purgatory import DelayedOperation, OperationCancelled
 from purgatory.asgi.disconnects import ClientDisconnected, unless_disconnected
 from purgatory.asgi.interface import BaseResponse, Message, Receive, Scope, Send, logger
 from purgatory.asgi.parking import Answers, Waiting, answers, count, may_return, park
-from purgatory.lowlevel import check_callback, take_result
+from purgatory.lowlevel import abandon, check_callback, take_result
 
 T = TypeVar("T")
 
@@ -33,8 +33,8 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
 
     On a server with the ASGI extension `purgatory.parking` (`python -m purgatory.uvicorn`), the request is *parked*.
     Its task ends, and the server keeps only the connection and the operation. On another server, or behind a middleware
-    that wraps `send`, the task waits, and the client gets the same response. When the client disconnects, the operation
-    is cancelled unless others await it.
+    that works after the application, the task waits, and the client gets the same response. When the client
+    disconnects, or the response is dropped without being run, the operation is cancelled unless others await it.
 
     If the operation was cancelled, the response is a 503. If it has failed or `render` raises, the response is a 500
     and the exception is logged to `purgatory.asgi`.
@@ -45,6 +45,8 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
         def __class_getitem__(cls, _: object) -> "type[DelayedResponse]":
             """Return the class itself, because FastAPI accepts only a class as the annotation of a response."""
             return cls
+
+    _was_run = True
 
     def __init__(
         self,
@@ -75,9 +77,15 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
         self.key = key
         self.background: Any = None
         """A background task, which FastAPI sets. With one, the request is not parked."""
+        self._was_run = False
+
+    def __del__(self) -> None:
+        if not self._was_run:  # by a framework that doesn't know this class
+            abandon(self.operation)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, as an ASGI application."""
+        self._was_run = True
         operation = self.operation
         if not operation.done():
             if self.background is not None:

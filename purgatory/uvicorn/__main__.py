@@ -1,6 +1,55 @@
 """`python -m purgatory.uvicorn app:app …`: uvicorn with its own options, and with requests that are parked."""
 
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES, Config
+from uvicorn.importer import import_from_string
 from uvicorn.main import main
 
+from purgatory.uvicorn.protocol import ParkingProtocol
+from purgatory.uvicorn.shared import can_replace, unable
+
+
+def faults(http: str, loop: str) -> Iterator[str]:
+    """Say why nothing will be parked with these options of uvicorn's."""
+    if http in HTTP_PROTOCOLS or not issubclass(import_from_string(http), ParkingProtocol):
+        yield f"requests that wait are not parked, and keep their tasks, because of --http {http}: leave it out"
+    elif loop not in LOOP_FACTORIES:  # uvicorn's own kinds can do all that is needed
+        factory = Config("", loop=loop).get_loop_factory()
+        with asyncio.Runner(loop_factory=factory) as runner:
+            if not runner.run(_is_able()):
+                yield unable(runner.get_loop())
+
+
+async def _is_able() -> bool:
+    """Return whether the running loop lets another protocol take over a connection."""
+    found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    class Probe(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            found.set_result(can_replace(transport, self))
+            transport.abort()
+
+    server = await asyncio.get_running_loop().create_server(Probe, "127.0.0.1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()):
+        is_able = await found
+    server.close()
+    return is_able
+
+
+@click.pass_context
+def _tell_and_run(context: click.Context, /, **options: Any) -> None:
+    for fault in faults(options["http"], options["loop"]):
+        click.secho(f"WARNING:  {fault}", fg="yellow", err=True)
+    assert _run is not None
+    context.invoke(_run, **options)
+
+
+_run = main.callback
 if __name__ == "__main__":
+    main.callback = _tell_and_run
     main(default_map={"http": "purgatory.uvicorn:ParkingProtocol"}, prog_name="python -m purgatory.uvicorn")

@@ -75,7 +75,8 @@ class ParkingProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.limit_buffer(transport)
-        self._settle_in(self.settle_after)
+        if self.shared.can_replace(transport, self):
+            self._settle_in(self.settle_after)
 
     @staticmethod
     def limit_buffer(transport: asyncio.Transport) -> None:
@@ -123,7 +124,8 @@ class ParkingProtocol(HttpToolsProtocol):
         own = sender.send
         self.running = send.__self__  # type: ignore[attr-defined]
         extension = {"park": self.park, "send": own, "code": ParkingProtocol.app.__code__}
-        scope["extensions"] = {EXTENSION: extension}
+        if self.shared.is_able:
+            scope["extensions"] = {EXTENSION: extension}
         try:
             result: object = await self.config.loaded_app(scope, receive, own)
         finally:
@@ -140,7 +142,7 @@ class ParkingProtocol(HttpToolsProtocol):
         elif self.behind and not self.transport.is_closing():
             behind, self.behind = self.behind, b""
             self.data_received(behind)
-        if self.settling is None and self.timeout_keep_alive_task is not None:
+        if self.settling is None and self.timeout_keep_alive_task is not None and self.shared.is_able:
             self._settle_in(self.settle_after)
 
     def park(self, send: Send, listener: ParkedApplication) -> QuietConnection | None:

@@ -1,10 +1,11 @@
 """The state that the connections of a server share."""
 
+import asyncio
 import logging
 import math
 import sys
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from purgatory.uvicorn.parked import QuietConnection
     from purgatory.uvicorn.protocol import ParkingProtocol
 
+logger: Final = logging.getLogger("uvicorn.error")
+
 
 class Shared:
     """The state that the connections of a server share."""
@@ -28,6 +31,7 @@ class Shared:
         "context",
         "cooling",
         "framing",
+        "is_able",
         "is_stopping",
         "protocol_class",
         "server_state",
@@ -58,7 +62,35 @@ class Shared:
         self.timer: WheelTimer = WheelTimer(tick=0.02, wheel_size=256)
         """The timer for idle connections, keep-alive, and clients that don't read."""
         self.framing: Framing = Framing()
+        self.is_able: bool | None = None
+        """Whether another protocol can take over a connection on this event loop, or `None` before the first one."""
         self.is_stopping: bool = False
         """Whether the server shuts down."""
         self.context: Context = copy_context()
         """The server's own context, for requests that begin at the end of another one."""
+
+    def can_replace(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> bool:
+        """Return whether another protocol can take over a connection. Log once if the event loop doesn't allow it."""
+        if self.is_able is None:
+            self.is_able = can_replace(transport, protocol)
+            if not self.is_able:
+                logger.warning("%s", unable(self.watch.loop))
+        return self.is_able
+
+
+def can_replace(transport: asyncio.Transport, protocol: asyncio.Protocol) -> bool:
+    """Return whether the protocol of `transport`, which is `protocol`, can be replaced."""
+    try:
+        transport.set_protocol(protocol)
+    except (AttributeError, NotImplementedError):
+        return False
+    return True
+
+
+def unable(loop: asyncio.AbstractEventLoop) -> str:
+    """Say that nothing is parked on `loop`."""
+    kind = type(loop)
+    return (
+        f"requests that wait are not parked, and keep their tasks, because the event loop {kind.__module__}."
+        f"{kind.__qualname__} can't replace the protocol of a connection: use --loop uvloop or --loop asyncio"
+    )

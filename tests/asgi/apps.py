@@ -3,7 +3,6 @@
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 from fastapi import FastAPI
 from quart import Quart
@@ -18,6 +17,7 @@ from starlette.routing import Route
 from purgatory import Delay, DelayedOperationPurgatory
 from purgatory.asgi import (
     ClientDisconnected,
+    DelayedInScope,
     DelayedResponse,
     Event,
     EventStream,
@@ -95,24 +95,8 @@ for handler in HANDLERS:
     fastapi.get(f"/{handler.__name__}", response_model=None)(handler)
 
 
-class Delayed:
-    """For a framework whose handlers return no ASGI applications: `scope["delayed"]` answers instead."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def unless_delayed(message: Any) -> None:
-            if "delayed" not in scope:
-                await send(message)
-
-        await self.app(scope, receive, unless_delayed)
-        if "delayed" in scope:
-            await scope["delayed"](scope, receive, send)
-
-
 quart = Quart(__name__)
-quart.asgi_app = Delayed(quart.asgi_app)  # type: ignore[method-assign]
+quart.asgi_app = DelayedInScope(quart.asgi_app)  # type: ignore[method-assign]
 
 
 @quart.while_serving

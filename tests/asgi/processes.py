@@ -18,9 +18,9 @@ from tests.support.paths import ROOT
 class Server:
     """The process and its URL."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, **environment: str) -> None:
         # uvicorn's 5 s are httpx's own: a client delayed by load would send its next request as the server closes.
-        environment = {**os.environ, "UVICORN_TIMEOUT_KEEP_ALIVE": "75"}
+        environment = {**os.environ, "UVICORN_TIMEOUT_KEEP_ALIVE": "75", **environment}
         self.process = subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=ROOT,
@@ -29,11 +29,12 @@ class Server:
             text=True,
             start_new_session=True,
         )
-        output = []
+        output = self.output = list[str]()
+        """The lines of the log so far."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             output.append(line)
-            if found := re.search(r"running on (http://127\.0\.0\.1:\d+)", line, re.IGNORECASE):
+            if found := re.search(r"(?:running on|listening at:) (http://127\.0\.0\.1:\d+)", line, re.IGNORECASE):
                 self.url = found[1]
                 return
         raise RuntimeError(f"the server did not start: {''.join(output)}")
@@ -66,8 +67,8 @@ class Server:
 
 
 @contextmanager
-def serving(*command: str) -> Iterator[Server]:
-    server = Server(*command)
+def serving(*command: str, **environment: str) -> Iterator[Server]:
+    server = Server(*command, **environment)
     with server.process:
         try:
             yield server

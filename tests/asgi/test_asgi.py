@@ -22,7 +22,13 @@ from purgatory import (
     ThresholdPurgatory,
     VirtualClock,
 )
-from purgatory.asgi import ClientDisconnected, closing_on_shutdown, unless_disconnected
+from purgatory.asgi import (
+    ClientDisconnected,
+    DelayedInScope,
+    DelayedResponse,
+    closing_on_shutdown,
+    unless_disconnected,
+)
 from tests.support.operations import turn
 
 END = {"type": "http.request", "body": b"", "more_body": False}
@@ -88,6 +94,108 @@ async def _begin(client: Client, operation: DelayedOperation[str]) -> asyncio.Ta
     task = asyncio.create_task(unless_disconnected(client.receive, operation))
     await _until(lambda: client.running and client.messages.empty())
     return task
+
+
+def _unused(result: str) -> Any:
+    raise AssertionError(result)
+
+
+class TestResponseThatIsNeverRun:
+    async def test_its_operation_is_cancelled_on_the_next_iteration(self) -> None:
+        purgatory = DelayedOperationPurgatory()
+        operation = _hold(purgatory)
+        DelayedResponse(operation, _unused)
+        assert not operation.done()
+        await turn()
+        assert operation.cancelled()
+
+    @pytest.mark.parametrize("awaited", ["before", "after"])
+    async def test_its_operation_is_left_to_others_that_await_it(self, awaited: str) -> None:
+        operation = _hold(DelayedOperationPurgatory())
+        others = [operation.as_future()] if awaited == "before" else []
+        DelayedResponse(operation, _unused)
+        others = others or [operation.as_future()]
+        await turn()
+        operation.force_complete()
+        assert await others[0] == "answer"
+
+    async def test_in_any_thread_and_on_any_clock(self) -> None:
+        clock = VirtualClock()
+        live = DelayedOperationPurgatory()
+        operation = _hold(live)
+        thread = threading.Thread(target=lambda: DelayedResponse(operation, _unused))
+        thread.start()
+        thread.join()
+        await turn()
+        assert operation.cancelled()
+        waiting = DelayedOperationPurgatory(clock=clock)
+        virtual = _hold(waiting)
+        DelayedResponse(virtual, _unused)
+        assert waiting.num_delayed == 1
+        clock.advance(0.0)
+        assert virtual.cancelled()
+
+    def test_when_the_loop_is_closed_nothing_happens(self) -> None:
+        async def hold() -> DelayedResponse[str]:
+            return DelayedResponse(_hold(DelayedOperationPurgatory()), _unused)
+
+        response = asyncio.run(hold())
+        del response
+
+
+class TestDelayedInScope:
+    @staticmethod
+    async def sent(status: int, headers: list[tuple[bytes, bytes]], delayed: Any) -> list[Any]:
+        async def framework(scope: Any, receive: Any, send: Any) -> None:
+            if delayed is not None:
+                scope["delayed"] = delayed
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": b"the framework's"})
+
+        async def send(message: Any) -> None:
+            messages.append(message)
+
+        messages: list[Any] = []
+        await DelayedInScope(framework)({"type": "http"}, Client().receive, send)
+        return messages
+
+    @staticmethod
+    def answered() -> Any:
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            headers = [(b"content-type", b"text/plain"), (b"x-own", b"1"), (b"vary", b"Origin")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"delayed"})
+
+        return answer
+
+    async def test_headers_of_the_framework_join_those_of_the_delayed_response(self) -> None:
+        headers = [
+            *((b"Content-Type", b"text/html"), (b"Content-Length", b"15"), (b"X-Own", b"2"), (b"X-After", b"3")),
+            *((b"Set-Cookie", b"a=1"), (b"Set-Cookie", b"b=2"), (b"Vary", b"Cookie")),
+        ]
+        start, body = await self.sent(200, headers, self.answered())
+        assert start["headers"] == [
+            *((b"content-type", b"text/plain"), (b"x-own", b"1"), (b"vary", b"Origin")),
+            *((b"x-after", b"3"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"vary", b"Cookie")),
+        ]
+        assert body["body"] == b"delayed"
+
+    async def test_error_of_the_framework_is_sent_and_the_operation_is_cancelled(self) -> None:
+        operation = _hold(DelayedOperationPurgatory())
+        response: Any = DelayedResponse(operation, _unused)
+        sending = self.sent(500, [], response)
+        del response
+        start, body = await sending
+        assert (start["status"], body["body"]) == (500, b"the framework's")
+        del sending
+        await turn()
+        await turn()
+        assert operation.cancelled()
+
+    async def test_without_a_delayed_response_nothing_changes(self) -> None:
+        headers = [(b"Content-Length", b"15")]
+        start, body = await self.sent(200, headers, None)
+        assert (start["headers"], body["body"]) == (headers, b"the framework's")
 
 
 class TestUnlessDisconnected:

@@ -19,8 +19,14 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if not {"measured", "node_modules"} & set(path.parts)
 )
-ELSEWHERE = [ROOT / "purgatory" / "spark" / "README.md", ROOT / "examples" / "tutorial" / "README.md"]
-"""Their code runs in `tests/pipeline/test_stream_source.py` and in `tests/examples/test_tutorial.py`."""
+ELSEWHERE = [
+    *(ROOT / "purgatory" / "asgi" / f"{framework}.md" for framework in ("DJANGO", "LITESTAR", "QUART")),
+    ROOT / "purgatory" / "spark" / "README.md",
+    ROOT / "purgatory" / "uvicorn" / "APPLICATIONS.md",
+    ROOT / "examples" / "tutorial" / "README.md",
+]
+"""Their code runs in `tests/asgi/test_frameworks.py`, `tests/pipeline/test_stream_source.py` and
+`tests/examples/test_tutorial.py`."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
