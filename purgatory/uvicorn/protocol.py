@@ -16,15 +16,15 @@ from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared
 
 
-def cool_after_setting() -> float:
-    """Return the setting of the environment, which worker processes inherit."""
-    text = os.environ.get("PURGATORY_COOL_AFTER", "3")
+def setting(name: str, default: float) -> float:
+    """Return a number of seconds of the environment, which worker processes inherit."""
+    text = os.environ.get(name, str(default))
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not seconds >= 0.0:
-        raise ValueError(f"PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not {text!r}")
+        raise ValueError(f"{name} must be a number of seconds, or inf for never, not {text!r}")
     return seconds
 
 
@@ -40,9 +40,12 @@ class ParkingProtocol(HttpToolsProtocol):
 
     settle_after: ClassVar[float] = 0.1
     """Seconds of idleness after which a connection drops its parser."""
-    cool_after: ClassVar[float] = cool_after_setting()
+    cool_after: ClassVar[float] = setting("PURGATORY_COOL_AFTER", 3.0)
     """Seconds after which a quiet connection is cold: it drops its transport, and takes a kibibyte less. If its client
     then sends something, it gets a new transport. Infinity means never."""
+    tcp_keep_alive: ClassVar[float] = setting("PURGATORY_TCP_KEEP_ALIVE", 60.0)
+    """Seconds without data after which the system asks whether the client is still there. If there is no answer for
+    half of that time again, the connection is lost. Infinity means never."""
     first_request_timeout: ClassVar[float | None] = None
     """Seconds after which a connection without a request is closed. `None` means never, as with uvicorn alone."""
     most_behind: ClassVar[int | None] = None
@@ -75,6 +78,7 @@ class ParkingProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.limit_buffer(transport)
+        self.shared.keep_alive(transport)
         if self.shared.can_replace(transport, self):
             self._settle_in(self.settle_after)
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import socket
 import sys
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,7 @@ class Shared:
         "framing",
         "is_able",
         "is_stopping",
+        "probes",
         "protocol_class",
         "server_state",
         "timer",
@@ -64,10 +66,27 @@ class Shared:
         self.framing: Framing = Framing()
         self.is_able: bool | None = None
         """Whether another protocol can take over a connection on this event loop, or `None` before the first one."""
+        self.probes: list[tuple[int, int, int]] = probes(protocol_class.tcp_keep_alive)
+        """The options of sockets for TCP's keep-alive."""
         self.is_stopping: bool = False
         """Whether the server shuts down."""
         self.context: Context = copy_context()
         """The server's own context, for requests that begin at the end of another one."""
+
+    def keep_alive(self, transport: asyncio.Transport) -> None:
+        """Let the system find out when the client of a new connection has vanished silently."""
+        if not self.probes:
+            return
+        own = transport.get_extra_info("socket")
+        if own is None or own.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        # On uvloop, each call of `own` itself would create a socket.
+        connection = socket.socket(own.family, own.type, own.proto, own.fileno())
+        try:
+            for level, option, value in self.probes:
+                connection.setsockopt(level, option, value)
+        finally:
+            connection.detach()
 
     def can_replace(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> bool:
         """Return whether another protocol can take over a connection. Log once if the event loop doesn't allow it."""
@@ -76,6 +95,16 @@ class Shared:
             if not self.is_able:
                 logger.warning("%s", unable(self.watch.loop))
         return self.is_able
+
+
+def probes(seconds: float) -> list[tuple[int, int, int]]:
+    """Return the options of a socket that is probed after so many seconds: three times in half of that again."""
+    if seconds == math.inf:
+        return []
+    idle = min(max(round(seconds), 1), 32767)  # the most that Linux takes
+    numbers = {"TCP_KEEPIDLE": idle, "TCP_KEEPALIVE": idle, "TCP_KEEPINTVL": max(idle // 6, 1), "TCP_KEEPCNT": 3}
+    tcp = [(socket.IPPROTO_TCP, getattr(socket, name), numbers[name]) for name in numbers if hasattr(socket, name)]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *tcp]  # macOS has another name for the first
 
 
 def can_replace(transport: asyncio.Transport, protocol: asyncio.Protocol) -> bool:

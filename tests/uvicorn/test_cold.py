@@ -24,7 +24,7 @@ from purgatory.bench.client import abort, connect
 from purgatory.bench.web.servers import POLLS
 from purgatory.uvicorn import ParkingProtocol
 from purgatory.uvicorn.cold import ColdTransport
-from purgatory.uvicorn.protocol import cool_after_setting
+from purgatory.uvicorn.protocol import setting as setting_of
 from tests.support.operations import turn
 from tests.uvicorn.board import Board
 from tests.uvicorn.serving import Client, Server, connected, serving
@@ -317,7 +317,7 @@ def test_environment_has_the_time(setting: str | None, seconds: float, monkeypat
     monkeypatch.delenv("PURGATORY_COOL_AFTER", raising=False)
     if setting is not None:
         monkeypatch.setenv("PURGATORY_COOL_AFTER", setting)
-    assert cool_after_setting() == seconds
+    assert setting_of("PURGATORY_COOL_AFTER", 3.0) == seconds
 
 
 @pytest.mark.parametrize("setting", ["never", "-1", "nan"])
@@ -325,4 +325,4 @@ def test_wrong_time_of_the_environment_is_refused(setting: str, monkeypatch: pyt
     monkeypatch.setenv("PURGATORY_COOL_AFTER", setting)
     says = f"PURGATORY_COOL_AFTER must be a number of seconds, or inf for never, not '{setting}'"
     with pytest.raises(ValueError, match=says):
-        cool_after_setting()
+        setting_of("PURGATORY_COOL_AFTER", 3.0)

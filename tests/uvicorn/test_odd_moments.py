@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import math
 import re
+import socket
 import time
 from contextvars import ContextVar
 from typing import Any
@@ -243,6 +245,46 @@ class TestClientThatDoesNotTakeItsAnswer:
         await server.until(QUIET)
         while not any(each.transport.get_write_buffer_size() for each in server.server_state.connections):
             await asyncio.sleep(0.005)
+
+
+class TestClientThatVanishesSilently:
+    """Its machine lost power, or its network: no packet says that it is gone. TCP asks, after a while."""
+
+    @pytest.mark.parametrize("path", ["/look", "/events", "/tokens"])
+    async def test_is_noticed_when_tcp_asks(self, board: Board, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+        monkeypatch.setattr(ParkingProtocol, "tcp_keep_alive", 1.0)
+        async with serving(board.app) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+                await server.until(QUIET)
+                try:
+                    client.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: closing it then sends no packet
+                except PermissionError:
+                    pytest.skip("only with CAP_NET_ADMIN can a connection end without a packet")
+            await server.until()
+            await board.until_waiting(0)
+
+    @pytest.mark.parametrize(("seconds", "idle", "interval"), [(60.0, 60, 10), (0.1, 1, 1), (1e6, 32767, 5461)])
+    async def test_times_are_those_of_the_setting(
+        self, board: Board, monkeypatch: pytest.MonkeyPatch, seconds: float, idle: int, interval: int
+    ) -> None:
+        monkeypatch.setattr(ParkingProtocol, "tcp_keep_alive", seconds)
+        async with serving(board.app) as server, connected(server):
+            await server.until("ParkingProtocol")
+            (connection,) = server.server_state.connections
+            transport: Any = connection.transport
+            own = transport.get_extra_info("socket")
+            assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            names = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+            assert [own.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [idle, interval, 3]
+
+    async def test_infinity_means_never(self, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ParkingProtocol, "tcp_keep_alive", math.inf)
+        async with serving(board.app) as server, connected(server):
+            await server.until("ParkingProtocol")
+            (connection,) = server.server_state.connections
+            transport: Any = connection.transport
+            assert transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
 
 
 class TestNothingOutlivesItsConnection:
