@@ -14,8 +14,9 @@ variable of a function, a keyword of a partial, or an attribute of a method's ob
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import getmembers, isclass, isfunction
@@ -23,7 +24,7 @@ from types import CodeType
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from purgatory.asgi.interface import NotParked, Send, logger
+from purgatory.asgi.interface import Message, NotParked, Send, logger
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -38,11 +39,17 @@ _BASE: Final = "starlette.middleware.base"
 class _Safe:
     """The properties of a safe wrapper."""
 
+    lighten: Callable[[Any], None] | None = None
+    """Drops the parts of the request that the wrapper holds and doesn't need."""
+    key: Callable[[Any], Hashable] | None = None
+    """Returns what the wrapper's changes depend on besides the messages."""
+    again: Callable[[Any, Send], Send] | None = None
+    """Returns an unused wrapper of the same kind around another `send`."""
+    is_stateful: bool = False
+    """Whether a wrapper is for one response, because it notes what has been sent."""
     only_notes: bool = False
     """Whether it only notes that a response has started, for its handling of exceptions. Every application has some of
     these. The outermost ones are skipped, because nothing is lost without them and each takes a third of a KiB."""
-    lighten: Callable[[Any], None] | None = None
-    """Drops the parts of the request that the wrapper holds and doesn't need."""
 
 
 def _keep_origin(wrapper: Any) -> None:
@@ -50,6 +57,30 @@ def _keep_origin(wrapper: Any) -> None:
     headers = wrapper.keywords["request_headers"]
     origin = [header for header in headers.raw if header[0] == b"origin"]
     wrapper.keywords["request_headers"] = type(headers)(raw=origin)
+
+
+def _key_of_cors(wrapper: Any) -> Hashable:
+    return id(wrapper.func.__self__), wrapper.keywords["request_headers"].get("origin")
+
+
+def _cors_again(wrapper: Any, send: Send) -> Send:
+    return partial(wrapper.func, **{**wrapper.keywords, "send": send})
+
+
+_OF_REQUEST: Final = {"app", "send", "initial_message"}
+"""Attributes of a responder that its changes don't depend on."""
+
+
+def _key_of_responder(wrapper: Any) -> Hashable:
+    responder = wrapper.__self__
+    return type(responder), *(value for name, value in vars(responder).items() if name not in _OF_REQUEST)
+
+
+def _responder_again(wrapper: Any, send: Send) -> Send:
+    responder = copy(wrapper.__self__)  # it is unused, and makes its compressor for the first body
+    responder.send = send
+    again: Send = getattr(responder, wrapper.__name__)
+    return again
 
 
 def _keep_session(wrapper: Any) -> None:
@@ -71,18 +102,16 @@ def _share_types(wrapper: Any) -> None:
 
 
 _NOTES: Final = _Safe(only_notes=True)
+_COMPRESSES: Final = _Safe(_share_types, _key_of_responder, _responder_again, is_stateful=True)
 _KNOWN: Final[dict[str, dict[str, _Safe]]] = {
     "asgi_correlation_id.middleware": {"CorrelationIdMiddleware": _Safe()},
     "fastapi._body_limit": {"AppBodyLimitMiddleware": _NOTES},
     "starlette._exception_handler": {"wrap_app_handling_exceptions": _NOTES},
     "starlette.middleware.body_limit": {"RequestBodyLimitResponder": _Safe()},
-    "starlette.middleware.cors": {"CORSMiddleware": _Safe(lighten=_keep_origin)},
+    "starlette.middleware.cors": {"CORSMiddleware": _Safe(_keep_origin, _key_of_cors, _cors_again)},
     "starlette.middleware.errors": {"ServerErrorMiddleware": _NOTES},
-    "starlette.middleware.gzip": {
-        "GZipResponder": _Safe(lighten=_share_types),
-        "IdentityResponder": _Safe(lighten=_share_types),
-    },
-    "starlette.middleware.sessions": {"SessionMiddleware": _Safe(lighten=_keep_session)},
+    "starlette.middleware.gzip": {"GZipResponder": _COMPRESSES, "IdentityResponder": _COMPRESSES},
+    "starlette.middleware.sessions": {"SessionMiddleware": _Safe(_keep_session)},
 }
 """The safe middlewares of other libraries, by module and name."""
 
@@ -131,6 +160,10 @@ def park_through(middleware: M) -> M:
     return middleware
 
 
+async def _nothing(message: Message) -> None:
+    """Stand at the end of unused wrappers."""
+
+
 class Wrappers:
     """The wrappers of a request's `send`, which are all safe."""
 
@@ -155,6 +188,36 @@ class Wrappers:
             send = wrapped
         if self._safe:
             self.outer = self._safe[0][0]
+
+    def key(self, is_stream: bool) -> Hashable:
+        """Return what all changes of the messages depend on besides these, or `None` if that isn't known."""
+        keys = []
+        for wrapper, safe in self._safe:
+            if safe.only_notes:
+                continue
+            if safe.key is None or (is_stream and safe.is_stateful):
+                return None
+            try:
+                keys.append(safe.key(wrapper))
+            except (AttributeError, KeyError, TypeError):  # another version is made in another way
+                return None
+        return tuple(keys)
+
+    def unused(self) -> "Wrappers":
+        """Return unused wrappers of the same kinds, around nothing, if there is a key. They hold no request."""
+        unused = Wrappers(_nothing, _nothing)
+        for wrapper, safe in self._safe:
+            if safe.again is not None:
+                unused._safe.append((safe.again(wrapper, _nothing), safe))
+        unused.release()
+        return unused
+
+    def around(self, send: Send) -> Send:
+        """Return wrappers like these, which are unused, around another `send`."""
+        for wrapper, safe in reversed(self._safe):
+            assert safe.again is not None, "there is a key"
+            send = safe.again(wrapper, send)
+        return send
 
     def release(self) -> None:
         """Drop the parts of the request that the known wrappers hold and don't need when they are called."""

@@ -13,14 +13,14 @@ from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
-from weakref import WeakKeyDictionary, ref
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar, get_args
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from purgatory import DelayedOperation
 from purgatory.asgi.frames import check_frames
 from purgatory.asgi.interface import EXTENSION, NotParked, Parked, Scope, Send
 from purgatory.asgi.middleware import Wrappers, warn_once
-from purgatory.asgi.through import Through
+from purgatory.asgi.through import Alike, OneOfAlike, Through
 from purgatory.lowlevel import Slice, add_waiter, close_operation, remove_waiter, report
 
 T = TypeVar("T")
@@ -106,7 +106,12 @@ def park(scope: Scope, send: Send, listener: "Answering") -> Parked | None:
         count("request")
         return None
     count("parked")
-    return parked if wrappers.outer is own else Through(parked, listener, wrappers, copy_context())
+    if wrappers.outer is own:
+        return parked
+    key = wrappers.key(listener.is_stream)
+    if key is not None:
+        return OneOfAlike(parked, listener, answers().alike(key, wrappers))
+    return Through(parked, listener, wrappers.outer, copy_context(), wrappers)
 
 
 class Answering(ABC):
@@ -114,6 +119,7 @@ class Answering(ABC):
 
     __slots__ = ("parked",)
 
+    is_stream: ClassVar[bool] = True
     parked: Parked | None
     """`None` when nothing more must be sent."""
 
@@ -203,12 +209,13 @@ class Waiting(Answering):
 class Answers:
     """The parked requests of an event loop whose operations are done, in order."""
 
-    __slots__ = ("_due", "_loop", "_shared")
+    __slots__ = ("_alike", "_due", "_loop", "_shared")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._due: deque[Waiting] = deque()
         self._loop = ref(loop)
         self._shared: dict[Hashable, Any] = {}
+        self._alike: WeakValueDictionary[Hashable, Alike] = WeakValueDictionary()
 
     def get_loop(self) -> AbstractEventLoop:
         """Return the event loop."""
@@ -221,6 +228,14 @@ class Answers:
         if not self._due:
             self.get_loop().call_soon(self._answer, context=Context())
         self._due.append(waiting)
+
+    def alike(self, key: Hashable, wrappers: Wrappers) -> Alike:
+        """Return the wrappers that the requests with `key` share. If there are none yet, make them like these."""
+        try:
+            return self._alike[key]
+        except KeyError:
+            made = self._alike[key] = Alike(wrappers)
+            return made
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the object that `make()` made for the first request with `key` in this slice."""

@@ -170,6 +170,8 @@ class WaitingResponse(Waiting, Generic[T]):
 
     __slots__ = ("key", "render")
 
+    is_stream = False
+
     def __init__(self, answers: Answers, render: Callable[[T], Answer], key: Callable[[T], Hashable] | None) -> None:
         super().__init__(answers)
         self.render: Callable[[T], Answer] = render

@@ -6,9 +6,9 @@ from collections.abc import Coroutine, Generator
 from contextvars import Context
 from functools import partial
 from types import coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from purgatory.asgi.interface import Message, Parked, logger
+from purgatory.asgi.interface import Message, Parked, Send, logger
 from purgatory.asgi.middleware import Wrappers
 
 if TYPE_CHECKING:
@@ -28,13 +28,23 @@ class Through:
 
     __slots__ = ("_answering", "_context", "_parked", "_send", "_unsent", "_wrappers")
 
-    def __init__(self, parked: Parked, answering: "Answering", wrappers: Wrappers, context: Context) -> None:
-        """Send through `wrappers`, in the context of the request."""
+    is_known: ClassVar[bool] = False
+    """Whether the wrappers may begin in a task that isn't theirs, because they set no time limit."""
+
+    def __init__(
+        self,
+        parked: Parked,
+        answering: "Answering",
+        send: Send,
+        context: Context,
+        wrappers: Wrappers | None = None,
+    ) -> None:
+        """Send by `send`, the outermost of `wrappers`, in the context of the request."""
         self._parked = parked
         self._answering = answering
-        self._send = wrappers.outer
-        self._wrappers: Wrappers | None = wrappers
+        self._send = send
         self._context = context
+        self._wrappers = wrappers
         self._unsent: list[Message] | None = None
         """The messages of the task."""
 
@@ -45,7 +55,7 @@ class Through:
             return
         unsent = list(messages)
         sending = self._send_all(unsent)
-        if asyncio.current_task() is None:
+        if self.is_known or asyncio.current_task() is None:
             try:
                 awaited = self._context.run(sending.send, None)
             except StopIteration:
@@ -64,6 +74,11 @@ class Through:
         self._wrappers.release()
         self._wrappers = None
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether all messages have been sent."""
+        return self._unsent is None
+
     def close(self) -> None:
         """Close the connection without the rest of the response."""
         self._parked.close()
@@ -81,6 +96,73 @@ class Through:
         logger.error("a parked request cannot be answered", exc_info=None if task.cancelled() else task.exception())
         self._answering.disconnected()
         self.close()
+
+
+class _ThroughKnown(Through):
+    __slots__ = ()
+
+    is_known = True
+
+
+class Alike:
+    """The wrappers of many requests, which all change equal messages in the same way.
+
+    It has unused wrappers of its own, so the requests keep none, and what came out last is sent again for equal
+    messages. So a thousand equal answers are compressed once.
+    """
+
+    __slots__ = ("__weakref__", "_changed", "_messages", "_wrappers")
+
+    def __init__(self, wrappers: Wrappers) -> None:
+        self._wrappers = wrappers.unused()
+        self._messages: list[Message] = []
+        """The last messages that were sent without waiting."""
+        self._changed: list[Message] = []
+        """What the wrappers have made of them."""
+
+    def send(self, parked: Parked, answering: "Answering", messages: tuple[Message, ...]) -> None:
+        """Send messages of a request."""
+        if self._messages == list(messages):
+            parked.send(*self._changed)
+            return
+        before = [_copied(message) for message in messages]  # a wrapper may change them in place
+        changed: list[Message] = []
+        head: list[Message] = []
+
+        async def end(message: Message) -> None:
+            changed.append(_copied(message))
+            head.append(message)
+            if message["type"] != "http.response.start":
+                parked.send(*head)
+                head.clear()
+
+        through = _ThroughKnown(parked, answering, self._wrappers.around(end), Context())
+        through.send(*messages)
+        if through.is_sent:
+            self._messages, self._changed = before, changed
+
+
+def _copied(message: Message) -> Message:
+    return {**message, "headers": list(message["headers"])} if "headers" in message else {**message}
+
+
+class OneOfAlike:
+    """A parked request whose messages go through wrappers that it shares with others."""
+
+    __slots__ = ("_alike", "_answering", "_parked")
+
+    def __init__(self, parked: Parked, answering: "Answering", alike: Alike) -> None:
+        self._parked = parked
+        self._answering = answering
+        self._alike = alike
+
+    def send(self, *messages: Message) -> None:
+        """Send messages of ASGI's `send`. Raise the exceptions of the middlewares and of the server."""
+        self._alike.send(self._parked, self._answering, messages)
+
+    def close(self) -> None:
+        """Close the connection without the rest of the response."""
+        self._parked.close()
 
 
 async def _rest(started: Coroutine[Any, Any, None], awaited: Any) -> None:

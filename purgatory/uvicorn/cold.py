@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("uvicorn.error")
 
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = 16
 """The most clients that are handled in one iteration of the loop."""
 
 _RETRY: Final = 1.0
@@ -67,7 +67,7 @@ class _Kqueue:
 class Watch:
     """Sees when the clients of cold connections send something or hang up."""
 
-    __slots__ = ("_cold", "_count", "_is_short", "_poll", "_warming", "loop")
+    __slots__ = ("_cold", "_count", "_poll", "_warming", "_was_short", "loop")
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
@@ -76,8 +76,8 @@ class Watch:
         self._cold: list[ColdTransport | None] = []
         """The transports by descriptor, which is a small number, so that a list takes less memory than a dict."""
         self._count = 0
-        self._is_short = False
-        """Whether no descriptor was left for the last connection."""
+        self._was_short = False
+        """Whether no descriptor was left for a connection, which is logged once."""
         self._warming: set[asyncio.Task[Any]] = set()
         """The event loop keeps only weak references."""
 
@@ -104,12 +104,11 @@ class Watch:
         except NotImplementedError:  # of a loop that cannot watch descriptors
             return
         except OSError as error:
-            if not self._is_short:
+            if not self._was_short:
                 logger.warning("connections keep their transports, and take a kibibyte more: %s", error)
-            self._is_short = True
+            self._was_short = True
             self.loop.call_later(_RETRY, connection.rest)
             return
-        self._is_short = False
         connection.transport = cold
         transport.set_protocol(_NOBODY)
         transport.abort()  # it closes its own descriptor

@@ -19,6 +19,8 @@ PAUSED: Final = 32
 """The client doesn't read."""
 DEAF: Final = 64
 """Data from the client is dropped."""
+NEW: Final = 128
+"""The connection has had no request."""
 
 Encoded: TypeAlias = tuple[bytes, int, int | None]
 """The bytes of a head, the new flags, and the length of the body if the head tells it."""

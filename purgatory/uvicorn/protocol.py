@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 
 from purgatory import Handle
 from purgatory.asgi.interface import EXTENSION, ParkedApplication, Receive, Scope, Send
+from purgatory.uvicorn.framing import NEW
 from purgatory.uvicorn.parked import HELD, QuietConnection
 from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared
@@ -61,35 +62,50 @@ class ParkingProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        """Keep what `take_over` needs. A new connection becomes quiet at once, so it gets no parser yet."""
         state: Any = server_state
         try:
             self.shared: Shared = state.purgatory
         except AttributeError:
             self.shared = state.purgatory = Shared(type(self), config, server_state, app_state)
+        self._loop = _loop
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Become quiet until data comes, because after a deployment all clients connect at once."""
+        self.limit_buffer(transport)
+        self.shared.keep_alive(transport)
+        if self.shared.can_replace(transport, self):
+            quiet = QuietConnection(self.shared, transport, False)
+            quiet.flags |= NEW
+            quiet.keep_alive_for(self.first_request_timeout)
+            quiet.replace(self)
+        else:
+            self.take_over(transport, True)
+
+    def take_over(self, transport: asyncio.Transport, is_first: bool) -> None:
+        """Begin to parse and to handle the requests of a connection, because data comes.
+
+        Args:
+            transport: The transport of the connection.
+            is_first: Whether these are the first requests of the connection.
+        """
+        shared = self.shared
+        super().__init__(shared.config, shared.server_state, shared.app_state, self._loop)
         del self.app  # the method takes its place
         self.settling: Handle | None = None
         """The call of `_settle`. There is none while it has found a request, until the response."""
+        self.is_first: bool = is_first
         self.running: RequestResponseCycle | None = None
         """The request that the application handles. `cycle` is the last one that was parsed."""
         self.behind: bytes = b""
         """Data that has come while requests wait in the pipeline."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.limit_buffer(transport)
-        self.shared.keep_alive(transport)
-        if self.shared.can_replace(transport, self):
-            self._settle_in(self.settle_after)
+        if shared.is_able:
+            transport.set_protocol(self)
 
     @staticmethod
     def limit_buffer(transport: asyncio.Transport) -> None:
         """Set the buffer size of a new transport at which a response pauses. By default, the transport decides."""
-
-    def take_over(self, transport: asyncio.Transport) -> None:
-        """Replace a quiet connection, because data has come."""
-        super().connection_made(transport)
-        transport.set_protocol(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         # uvicorn tells only the last one that was parsed.
@@ -224,11 +240,8 @@ class ParkingProtocol(HttpToolsProtocol):
     def _retire(self, quiet: QuietConnection) -> None:
         self._withdraw()
         self._unset_keepalive_if_required()
-        self.connections.discard(self)
-        self.connections.add(cast(Any, quiet))
         self.flow.resume_reading()
-        self.transport.set_protocol(quiet)
-        quiet.rest()
+        quiet.replace(self, self.is_first)
         self._let_go()
 
     def _let_go(self) -> None:

@@ -5,6 +5,7 @@ import logging
 import math
 import socket
 import sys
+from collections import deque
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +22,16 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("uvicorn.error")
 
+_AT_ONCE: Final = 16
+"""The most quiet connections that begin with a request in one iteration."""
+
 
 class Shared:
     """The state that the connections of a server share."""
 
     __slots__ = (
+        "_begun",
+        "_due",
         "access_logger",
         "app_state",
         "config",
@@ -68,10 +74,36 @@ class Shared:
         """Whether another protocol can take over a connection on this event loop, or `None` before the first one."""
         self.probes: list[tuple[int, int, int]] = probes(protocol_class.tcp_keep_alive)
         """The options of sockets for TCP's keep-alive."""
+        self._begun: int = 0
+        """The connections that have begun with a request in this iteration."""
+        self._due: deque[QuietConnection] = deque()
+        """Those that begin in one of the next iterations."""
         self.is_stopping: bool = False
         """Whether the server shuts down."""
         self.context: Context = copy_context()
         """The server's own context, for requests that begin at the end of another one."""
+
+    def begin(self, quiet: "QuietConnection") -> None:
+        """Let a connection handle the data that it holds, now or in one of the next iterations.
+
+        If thousands of requests began in the same iteration, thousands of parsers and tasks would be there at once.
+        """
+        self._due.append(quiet)
+        if self._begun < _AT_ONCE:
+            if not self._begun:
+                self.watch.loop.call_soon(self._begin_next, context=self.context)
+            self._begin_one()
+
+    def _begin_one(self) -> None:
+        self._begun += 1
+        self._due.popleft().begin()
+
+    def _begin_next(self) -> None:
+        self._begun = 0
+        if self._due:
+            self.watch.loop.call_soon(self._begin_next, context=self.context)
+        while self._due and self._begun < _AT_ONCE:
+            self._begin_one()
 
     def keep_alive(self, transport: asyncio.Transport) -> None:
         """Let the system find out when the client of a new connection has vanished silently."""

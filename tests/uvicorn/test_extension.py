@@ -10,7 +10,6 @@ from purgatory.asgi.interface import EXTENSION
 from tests.uvicorn.serving import connected, serving
 
 START: Any = {"type": "http.response.start", "status": 200}
-QUIET = "QuietConnection"
 
 
 class Parks:
@@ -26,6 +25,11 @@ class Parks:
         self.parked.append(park(send, self))
         assert (await receive())["type"] == "http.disconnect"
         await send(START)
+
+    async def until(self, count: int) -> None:
+        """Return when so many requests have been parked."""
+        while len(self.parked) < count:
+            await asyncio.sleep(0.005)
 
     def returned(self) -> None: ...
 
@@ -45,7 +49,7 @@ def parks() -> Parks:
 async def test_wrong_messages_are_refused_and_change_nothing(parks: Parks) -> None:
     async with serving(parks, lifespan="off") as server, connected(server) as client:
         await client.send("POST", "/", "Expect: 100-continue", body=b"12345")
-        await server.until(QUIET)
+        await parks.until(1)
         (parked,) = parks.parked
         start = {**START, "headers": [(b"Transfer-Encoding", b"chunked")]}
         body = {"type": "http.response.body", "body": b"abc"}
@@ -66,7 +70,7 @@ async def test_shutdown_that_raises_does_not_stop_the_others(parks: Parks, caplo
     async with serving(parks, lifespan="off") as server, connected(server) as one, connected(server) as other:
         for client in (one, other):
             await client.send("GET", "/")
-        await server.until(QUIET, QUIET)
+        await parks.until(2)
         server.should_exit = True
         assert await one.ended()
         assert await other.ended()
@@ -78,7 +82,7 @@ async def test_shutdown_that_raises_does_not_stop_the_others(parks: Parks, caplo
 async def test_send_after_a_disconnect_does_nothing(parks: Parks) -> None:
     async with serving(parks, lifespan="off") as server, connected(server) as client:
         await client.send("GET", "/")
-        await server.until(QUIET)
+        await parks.until(1)
         (parked,) = parks.parked
         parked.transport.abort()  # the listener is told later
         parked.send(START)
@@ -90,7 +94,7 @@ async def test_send_after_a_disconnect_does_nothing(parks: Parks) -> None:
 async def test_next_request_is_dropped_if_its_client_disconnects_before_it_runs(parks: Parks) -> None:
     async with serving(parks, lifespan="off") as server, connected(server) as client:
         await client.send("GET", "/")
-        await server.until(QUIET)
+        await parks.until(1)
         await client.send("GET", "/next")
         (parked,) = parks.parked
         while not parked.held:

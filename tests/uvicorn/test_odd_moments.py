@@ -256,6 +256,8 @@ class TestClientThatVanishesSilently:
         async with serving(board.app) as server:
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+                while not (server.server_state.tasks or board.looks):
+                    await asyncio.sleep(0.005)
                 await server.until(QUIET)
                 try:
                     client.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: closing it then sends no packet
@@ -270,7 +272,7 @@ class TestClientThatVanishesSilently:
     ) -> None:
         monkeypatch.setattr(ParkingProtocol, "tcp_keep_alive", seconds)
         async with serving(board.app) as server, connected(server):
-            await server.until("ParkingProtocol")
+            await server.until(QUIET)
             (connection,) = server.server_state.connections
             transport: Any = connection.transport
             own = transport.get_extra_info("socket")
@@ -281,7 +283,7 @@ class TestClientThatVanishesSilently:
     async def test_infinity_means_never(self, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ParkingProtocol, "tcp_keep_alive", math.inf)
         async with serving(board.app) as server, connected(server):
-            await server.until("ParkingProtocol")
+            await server.until(QUIET)
             (connection,) = server.server_state.connections
             transport: Any = connection.transport
             assert transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
@@ -302,6 +304,7 @@ class TestNothingOutlivesItsConnection:
                 await server.until(QUIET if moment == "quiet" else "Protocol")
             else:
                 await client.send("GET", "/look" if moment == "parked" else "/events")
+                await board.until_waiting(1)
                 await server.until(QUIET)
             connection: Any = next(iter(server.server_state.connections))
             shared: Shared = connection.shared
