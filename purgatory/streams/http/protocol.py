@@ -90,18 +90,20 @@ class BoundedProtocol(ParkingProtocol):
         self._hold: Hold | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if self.most_connections is not None and len(self.connections) > self.most_connections:
-            BoundedProtocol.refused += 1
-            now = self.loop.time()
-            if now > BoundedProtocol._logged_at + _LOGGED:
-                BoundedProtocol._logged_at = now
-                logger.warning(
-                    "out of descriptors for connections: the process has %d and refuses more", self.most_connections
-                )
-            self._is_deaf = True
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the server has too many connections", [RETRY])
-            transport.close()
+        if self.most_connections is None or len(self.shared.server_state.connections) < self.most_connections:
+            super().connection_made(transport)
+            return
+        self.take_over(transport, True)
+        BoundedProtocol.refused += 1
+        now = self.loop.time()
+        if now > BoundedProtocol._logged_at + _LOGGED:
+            BoundedProtocol._logged_at = now
+            logger.warning(
+                "out of descriptors for connections: the process has %d and refuses more", self.most_connections
+            )
+        self._is_deaf = True
+        self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the server has too many connections", [RETRY])
+        transport.close()
 
     @staticmethod
     def limit_buffer(transport: asyncio.Transport) -> None:
