@@ -141,6 +141,10 @@ class Alike:
         if through.is_sent:
             self._messages, self._changed = before, changed
 
+    def forget(self) -> None:
+        """Forget the last messages, because no more answers are due."""
+        self._messages, self._changed = [], []
+
 
 def _copied(message: Message) -> Message:
     return {**message, "headers": list(message["headers"])} if "headers" in message else {**message}

@@ -159,7 +159,7 @@ PARKED = {
     "callable object": around(Responder),
     "waits": wrapping(waits),
 }
-if "with" not in inspect.getsource(GZipResponder.__call__):  # else it works after the application, in old releases
+if "with self" not in inspect.getsource(GZipResponder.__call__):  # else it works after the application, in old releases
     PARKED["gzip"] = Middleware(GZipMiddleware, minimum_size=1)
 with contextlib.suppress(ImportError):  # it is not in the oldest Starlette
     from starlette.middleware.body_limit import RequestBodyLimitMiddleware
