@@ -97,7 +97,7 @@ GROUPS: Final = {
         "wakeup": "scenarios.tasks",
         "storm": "scenarios.pending",
     },
-    "HTTP": {"http": "web.clients", "events": "web.clients"},
+    "HTTP": {"http": "web.clients", "arrivals": "web.clients", "events": "web.clients"},
     "server": {"appends": "server.clients", "readers": "server.clients"},
     "relay": {"relay": "relay.hearing"},
 }

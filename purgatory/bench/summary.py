@@ -16,8 +16,12 @@ COLOURS: Final = ("#d1495b", "#edae49", "#66a182", "#8d6a9f", "#7a7a7a", "#2e405
 
 plt.switch_backend("Agg")  # files, no windows
 
-ONE_LOOP: Final = {"http", "events"}
+ONE_LOOP: Final = {"http", "arrivals", "events"}
 """The scenarios that are in both tables though they have one loop only, which the headline names."""
+
+_BATCHES: Final = {"clients": 10_000, "pace": "in batches"}
+_AT_ONCE: Final = {"clients": 10_000, "pace": "at once"}
+_ONE_BY_ONE: Final = {"clients": 10_000, "pace": "one by one"}
 
 HEADLINES: Final[tuple[tuple[str, str, str, Mapping[str, Any]], ...]] = (
     ("memory of an operation, 1,000,000 pending", "memory", "bytes", {"pending": 1_000_000}),
@@ -30,6 +34,11 @@ HEADLINES: Final[tuple[tuple[str, str, str, Mapping[str, Any]], ...]] = (
     ("wake the right thousand of 100,000 on one key", "wakeup", "ms", {"satisfied": "1 %", "waiters": 100_000}),
     ("1,000,000 due in one tick: longest turn of the loop", "storm", "stall_ms", {"due": 1_000_000}),
     ("the same: how late the last one is", "storm", "late_max_ms", {"due": 1_000_000}),
+    ("FastAPI with CORS, 10,000 clients come in batches: memory each", "arrivals", "kib", _BATCHES),
+    ("the same: the server's CPU to answer one", "arrivals", "cpu_answer_us", _BATCHES),
+    ("the same, if all come at once: memory each", "arrivals", "kib", _AT_ONCE),
+    ("the same: the longest that another client waits then", "arrivals", "longest_ms", _AT_ONCE),
+    ("the same, if they come one by one: memory each", "arrivals", "kib", _ONE_BY_ONE),
     ("HTTP on uvloop, 10,000 clients wait: memory each", "http", "kib", {"clients": 10_000}),
     ("the same: from publish to all answered", "http", "answer_ms", {"clients": 10_000}),
     ("the same: the server's CPU for it, a client", "http", "cpu_answer_us", {"clients": 10_000}),

@@ -5,6 +5,8 @@ has their work in it, which is the same for all servers. The server's CPU time a
 
 http: a message answers all clients.
 
+arrivals: all clients come to a new server in a certain pace.
+
 events: clients of event streams are idle, then hear broadcasts, then the server shuts down. All servers have
 `--timeout-graceful-shutdown 5`, because some would never stop without it.
 """
@@ -15,11 +17,12 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from purgatory.bench.case import Case, Figures, Metric, Scenario
 from purgatory.bench.client import SETTLED, Client, Meter, abort, connect, connected, dial, request
 from purgatory.bench.machine import Running, allow_open_files, running
-from purgatory.bench.web.servers import EVENTS, POLLS, missing
+from purgatory.bench.web.servers import ARRIVALS, EVENTS, POLLS, missing
 
 
 async def run_polls(case: Case) -> Figures:
@@ -89,6 +92,74 @@ async def until_waiting(control: Client, count: int) -> None:
     """Return when `count` clients wait at the server."""
     while int(await control.ask("GET", "/waiting")) < count:
         await asyncio.sleep(0.05)
+
+
+_BROWSER: Final = b"""GET /wait?topic=all&after=0 HTTP/1.1
+Host: localhost
+Origin: http://a.example
+User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:130.0) Gecko/20100101 Firefox/130.0
+Accept: */*
+Accept-Language: en-US,en;q=0.5
+Accept-Encoding: gzip, deflate
+
+""".replace(b"\n", b"\r\n")
+
+PACES: Final[dict[str, tuple[int, float, int, float]]] = {
+    "one by one": (1, 0.002, 0, 0.0),
+    "in batches": (500, 0.05, 100, 0.03),
+    "at once": (500, 0.0, 10_000, 0.0),
+}
+"""How many clients connect at a time and the seconds until the next ones do, and the same for their requests. With 0,
+each sends its request as soon as it is connected."""
+
+
+async def run_arrivals(case: Case) -> Figures:
+    """Let all clients come to a server that has just started, as after a deployment, and answer them."""
+    count = case.parameters["clients"]
+    at_a_time, pause, requests, between = PACES[case.parameters["pace"]]
+    allow_open_files(count)
+    figures: Figures = {}
+    with running(ARRIVALS[case.implementation]) as server:
+        control, other = await connected(server.port, 2)
+        await control.ask("GET", "/waiting")
+        meter = Meter(server)
+        longest = asyncio.create_task(_longest(other))
+        clients: list[Client] = []
+        while len(clients) < count:
+            some = [each async for each in connect(server.port, min(at_a_time, count - len(clients)), Client, False)]
+            for client in some if not requests else ():
+                client.send(_BROWSER)
+            clients += some
+            await asyncio.sleep(pause)
+        for first in range(0, count if requests else 0, requests or 1):
+            for client in clients[first : first + requests]:
+                client.send(_BROWSER)
+            await asyncio.sleep(between)
+        await until_waiting(control, count)
+        longest.cancel()
+        figures["longest_ms"] = 1e3 * await longest
+        await asyncio.sleep(SETTLED)
+        figures["kib"] = meter.kib() / count
+        meter = Meter(server)
+        await control.ask("POST", "/publish?topic=all")
+        bodies = await asyncio.gather(*(client.answer for client in clients))
+        figures["answer_ms"] = 1e3 * meter.seconds()
+        await asyncio.sleep(0.1)
+        figures["cpu_answer_us"] = 1e6 * meter.cpu() / count
+    figures["wrong"] = sum(body != b"1" for body in bodies)
+    return figures
+
+
+async def _longest(client: Client) -> float:
+    """The longest time for which another client has waited for an answer, in seconds, until this is cancelled."""
+    longest = 0.0
+    with suppress(asyncio.CancelledError):
+        while True:
+            began = time.perf_counter()
+            await client.ask("GET", "/now")
+            longest = max(longest, time.perf_counter() - began)
+            await asyncio.sleep(0.005)
+    return longest
 
 
 def listen(uri: str) -> bytes:
@@ -225,6 +296,23 @@ HTTP = Scenario(
         Metric("cpu_answer_us", "the server's CPU for it, a client", "µs", compared=True),
         Metric("latency_us", "from publish to the answer of one among all", "µs", compared=True),
         Metric("now_us", "the server's CPU, a request that does not wait (least of four parts)", "µs", compared=True),
+        Metric("wrong", "wrong answers", ""),
+    ),
+    missing=missing,
+)
+ARRIVING = Scenario(
+    name="arrivals",
+    title="Arrivals: all clients come to a new server, which is FastAPI with CORS",
+    implementations=ARRIVALS,
+    full=[{"clients": 10_000, "pace": pace} for pace in PACES],
+    quick=[{"clients": 200, "pace": pace} for pace in PACES],
+    main=run_arrivals,
+    loops=("uvloop",),
+    metrics=(
+        Metric("kib", "the server's memory, a waiting client", "KiB", compared=True),
+        Metric("longest_ms", "the longest that another client waits meanwhile", "ms", compared=True),
+        Metric("answer_ms", "from publish to all answered", "ms", compared=True),
+        Metric("cpu_answer_us", "the server's CPU for it, a client", "µs", compared=True),
         Metric("wrong", "wrong answers", ""),
     ),
     missing=missing,

@@ -95,6 +95,23 @@ async def now(request: Request) -> Response:
     return JSONResponse("now")
 
 
+def cors() -> Starlette:
+    """Make the same with FastAPI and its CORS, as most applications are."""
+    from fastapi import FastAPI
+    from fastapi.middleware.cors import CORSMiddleware
+
+    app = FastAPI(lifespan=lifespan, routes=[*_ROUTES])
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+
+    @app.get("/wait", response_model=None)
+    async def poll(request: Request, topic: str, after: int, timeout: float = 300.0) -> Response:
+        follow = Follow(request.state.counts, topic, after, timeout)
+        request.state.purgatory.try_complete_else_watch(follow, [topic])
+        return DelayedResponse(follow, count)
+
+    return app
+
+
 _ROUTES = [Route("/publish", publish, methods=["POST"]), Route("/waiting", waiting), Route("/now", now)]
 app: Starlette = Starlette(routes=[Route("/wait", wait), *_ROUTES], lifespan=lifespan)
 events: Starlette = Starlette(routes=[Route("/wait", stream), *_ROUTES], lifespan=lifespan)

@@ -26,6 +26,11 @@ POLLS: Final = {
     "Node": ["node", str(Path(__file__).with_name("server.js"))],
 }
 
+ARRIVALS: Final = {
+    OURS: [*_PARKING, "--factory", "purgatory.bench.web.delayed:cors"],
+    "not parked": [*_RIVAL, "purgatory.bench.web.delayed:cors"],
+}
+
 # Without it, a server whose application doesn't end its streams at shutdown would never stop.
 _GRACE: Final = ["--timeout-graceful-shutdown", "5"]
 
@@ -49,6 +54,8 @@ _NEEDED: Final = {
 def missing(case: Case) -> str | None:
     """The reason if a case cannot be measured here."""
     name = case.implementation
+    if case.scenario == "arrivals" and find_spec("fastapi") is None:
+        return "fastapi is not installed"
     if name == "Node" and shutil.which("node") is None:
         return "node is not installed"
     if name in _NEEDED:
