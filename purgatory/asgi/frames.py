@@ -24,7 +24,9 @@ from purgatory._frames import place_of, walk
 from purgatory.asgi.interface import NotParked, Scope
 
 _MOST: Final = 100_000
-"""Places and chains that are kept. Beyond that they are forgotten, because a program may make code again and again."""
+"""Places that are kept. Beyond that they are forgotten, because a program may make code again and again."""
+
+_MOST_CHAINS: Final = 1000
 
 _AWAIT: Final = ("SEND", "YIELD_VALUE", "RESUME", "JUMP_BACKWARD_NO_INTERRUPT", "CLEANUP_THROW", "END_SEND")
 """The instructions of an `await` that has begun."""
@@ -52,7 +54,7 @@ _known: Final[dict[int, bool]] = {}
 """Whether nothing is left to run behind a place in the code."""
 _codes: Final[dict[int, CodeType]] = {}
 """The code of these places by its address, which is kept so that no other code gets the same."""
-_chains: Final[dict[tuple[int, int, Any, int], tuple[Any, Any]]] = {}
+_chains: Final[dict[tuple[int, int, int, int], tuple[Any, Any]]] = {}
 """The chains of frames without a compiled coroutine between them, of an endpoint of an application under a path. Two
 chains of equal frames may differ in what is compiled. The values keep the two from being freed, so that no other object
 gets the same address."""
@@ -75,14 +77,14 @@ async def check_frames(frame: FrameType, end: CodeType, scope: Scope) -> None:
         found = walk(frame, end, _known)
         assert isinstance(found, int), "each frame was found to be harmless"
     app, endpoint = scope.get("app"), scope.get("endpoint")
-    chain = id(app), id(endpoint), scope.get("root_path"), found
+    chain = id(app), id(endpoint), hash(scope.get("root_path")), found
     if chain not in _chains:
         if not await _has_frames():
             raise NotParked(
                 "a coroutine between it and the server is compiled, and so can't be looked at",
                 "leave it so, because it may work after the application",
             )
-        if len(_chains) >= _MOST:
+        if len(_chains) >= _MOST_CHAINS:  # a client may choose the path
             _chains.clear()
         if app is not None:
             _chains[chain] = app, endpoint

@@ -24,7 +24,7 @@ class DelayedInScope:
 
     The framework first does all that it does after a handler, such as saving the session. Its own response isn't sent,
     and its headers join those of the delayed one. So what the framework does then comes before the wait, and only
-    what is around this middleware comes after it. If the framework's response is an error (400 or more), that is sent
+    what is around this middleware comes after it. If the framework's response is no success (300 or more), that is sent
     instead, and the operation is cancelled.
     """
 
@@ -38,7 +38,7 @@ class DelayedInScope:
 
         async def unless_delayed(message: Message) -> None:
             is_start = message["type"] == "http.response.start"
-            if is_start and message["status"] >= 400:
+            if is_start and message["status"] >= 300:
                 scope.pop("delayed", None)
             if "delayed" not in scope:
                 await send(message)

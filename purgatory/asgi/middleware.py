@@ -13,6 +13,7 @@ The wrappers are found from the outermost inwards, because each one holds the ne
 variable of a function, a keyword of a partial, or an attribute of a method's object.
 """
 
+import math
 import sys
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -59,7 +60,13 @@ def _keep_origin(wrapper: Any) -> None:
     wrapper.keywords["request_headers"] = type(headers)(raw=origin)
 
 
+def _must_be_of(owner: Any, module: str) -> None:
+    if type(owner).__module__ != module:
+        raise TypeError("a class that is derived from the known one may depend on more")
+
+
 def _key_of_cors(wrapper: Any) -> Hashable:
+    _must_be_of(wrapper.func.__self__, "starlette.middleware.cors")
     return id(wrapper.func.__self__), wrapper.keywords["request_headers"].get("origin")
 
 
@@ -73,6 +80,7 @@ _OF_REQUEST: Final = {"app", "send", "initial_message"}
 
 def _key_of_responder(wrapper: Any) -> Hashable:
     responder = wrapper.__self__
+    _must_be_of(responder, "starlette.middleware.gzip")
     return type(responder), *(value for name, value in vars(responder).items() if name not in _OF_REQUEST)
 
 
@@ -202,6 +210,12 @@ class Wrappers:
             except (AttributeError, KeyError, TypeError):  # another version is made in another way
                 return None
         return tuple(keys)
+
+    @property
+    def most_at_once(self) -> float:
+        """The bytes of a body from which a wrapper works in a thread, and so needs a task."""
+        sizes = (getattr(getattr(each, "__self__", None), "thread_minimum_size", math.inf) for each, _ in self._safe)
+        return min(sizes, default=math.inf)
 
     def unused(self) -> "Wrappers":
         """Return unused wrappers of the same kinds, around nothing, if there is a key. They hold no request."""

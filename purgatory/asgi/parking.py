@@ -266,9 +266,6 @@ class Answers:
             self._shared = {}
             if due:
                 self.get_loop().call_soon(self._answer, context=Context())
-            else:
-                for alike in self._alike.values():
-                    alike.forget()
 
 
 _OF_LOOP: Final[WeakKeyDictionary[AbstractEventLoop, Answers]] = WeakKeyDictionary()

@@ -85,13 +85,14 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, as an ASGI application."""
-        self._was_run = True
         operation = self.operation
         if not operation.done():
             if self.background is not None:
                 count("background")
             elif await may_return(scope, sys._getframe(1)) and self.waiting_response().begin(scope, send, operation):
+                self._was_run = True
                 return
+        self._was_run = True
         try:
             await unless_disconnected(receive, operation)
         except ClientDisconnected:

@@ -18,6 +18,10 @@ _tasks: Final[set[Task[None]]] = set()
 """The event loop keeps only weak references."""
 
 
+_KEPT: Final = 1.0
+"""Seconds for which what came out last is kept, because the settings of a middleware may change."""
+
+
 class Through:
     """A parked request whose messages go through the middlewares that have wrapped `send`.
 
@@ -26,7 +30,7 @@ class Through:
     stream, get a task too.
     """
 
-    __slots__ = ("_answering", "_context", "_parked", "_send", "_unsent", "_wrappers")
+    __slots__ = ("_answering", "_context", "_most_at_once", "_parked", "_send", "_unsent", "_wrappers")
 
     is_known: ClassVar[bool] = False
     """Whether the wrappers may begin in a task that isn't theirs, because they set no time limit."""
@@ -37,14 +41,15 @@ class Through:
         answering: "Answering",
         send: Send,
         context: Context,
-        wrappers: Wrappers | None = None,
+        wrappers: Wrappers,
     ) -> None:
         """Send by `send`, the outermost of `wrappers`, in the context of the request."""
         self._parked = parked
         self._answering = answering
         self._send = send
         self._context = context
-        self._wrappers = wrappers
+        self._most_at_once = wrappers.most_at_once
+        self._wrappers: Wrappers | None = wrappers
         self._unsent: list[Message] | None = None
         """The messages of the task."""
 
@@ -55,7 +60,8 @@ class Through:
             return
         unsent = list(messages)
         sending = self._send_all(unsent)
-        if self.is_known or asyncio.current_task() is None:
+        is_small = all(len(message.get("body", b"")) < self._most_at_once for message in messages)
+        if is_small and (self.is_known or asyncio.current_task() is None):
             try:
                 awaited = self._context.run(sending.send, None)
             except StopIteration:
@@ -136,13 +142,14 @@ class Alike:
                 parked.send(*head)
                 head.clear()
 
-        through = _ThroughKnown(parked, answering, self._wrappers.around(end), Context())
+        through = _ThroughKnown(parked, answering, self._wrappers.around(end), Context(), self._wrappers)
         through.send(*messages)
         if through.is_sent:
+            if not self._messages:
+                asyncio.get_running_loop().call_later(_KEPT, self._forget)
             self._messages, self._changed = before, changed
 
-    def forget(self) -> None:
-        """Forget the last messages, because no more answers are due."""
+    def _forget(self) -> None:
         self._messages, self._changed = [], []
 
 

@@ -11,6 +11,8 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from purgatory.uvicorn.framing import COMING
+
 if TYPE_CHECKING:
     from purgatory.uvicorn.parked import QuietConnection
 
@@ -185,6 +187,8 @@ class ColdTransport:
 
     def look(self) -> None:
         """Look whether the client has sent something or hung up."""
+        if self._descriptor < 0:
+            return
         connection: socket.socket | None = None
         try:
             connection = socket.socket(fileno=self._descriptor)
@@ -195,6 +199,8 @@ class ColdTransport:
             has_hung_up = True
         else:
             if not has_hung_up:
+                self.connection.keep_alive_for(None)  # it isn't idle any more
+                self.connection.flags |= COMING
                 self._warm(connection)
                 return
         if connection is not None:

@@ -11,7 +11,7 @@ from purgatory import TimerTask
 from purgatory.asgi.interface import Message, ParkedApplication
 from purgatory.lowlevel import report
 from purgatory.uvicorn.cold import ColdTransport
-from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, HEAD, HTTP_1_0, NEW, PAUSED, STARTED
+from purgatory.uvicorn.framing import CHUNKED, CLOSE, COMING, DEAF, DUE, HEAD, HTTP_1_0, NEW, PAUSED, STARTED
 from purgatory.uvicorn.shared import Shared
 
 if TYPE_CHECKING:
@@ -217,11 +217,8 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         """Answer or close, because the server shuts down."""
         self.shared.is_stopping = True
         if self.listener is None:
-            protocol = self.begin()
-            if protocol is None:
+            if self.begin() is None and not self._has_come():
                 self._close()
-            else:
-                protocol.shutdown()
             return
         self.flags |= CLOSE
         try:
@@ -250,10 +247,14 @@ class QuietConnection(asyncio.Protocol, TimerTask):
                 )
 
     def data_received(self, data: bytes) -> None:
+        self.flags &= ~COMING
         if self.flags & DEAF:
             return
         if self.listener is None and not self.held:
             self.held = data
+            self.flags |= DUE
+            if not self.flags & PAUSED:
+                self.keep_alive_for(None)  # it isn't idle any more
             self.shared.begin(self)
             return
         limit = self.shared.protocol_class.most_behind
@@ -266,7 +267,20 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         if len(self.held) >= HELD:
             self.warm.pause_reading()
 
+    def eof_received(self) -> bool:
+        """Begin with the request that has come, as it would have begun before the client ended its side."""
+        if not self.flags & DUE or self.begin() is None:
+            return False
+        asyncio.get_running_loop().call_soon(self.transport.close)  # after the first step of the request's task
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.flags & DUE:
+            self.flags &= ~DUE
+            data, self.held = self.held, b""
+            # As above: the request has come before the client has left.
+            asyncio.get_running_loop().call_soon(self._wake(data).connection_lost, exc)
+            return
         self._forget()
         listener, self.listener = self.listener, None
         if listener is not None:
@@ -296,7 +310,8 @@ class QuietConnection(asyncio.Protocol, TimerTask):
 
     def run(self) -> None:
         if not self.flags & PAUSED:
-            self._close()  # the end of keep-alive
+            if not self._has_come():
+                self._close()  # the end of keep-alive
             return
         buffered = self.transport.get_write_buffer_size()
         if buffered < self.buffered:
@@ -304,6 +319,12 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             self.keep_alive_for(self.shared.protocol_class.write_timeout)
         else:
             self.transport.abort()
+
+    def _has_come(self) -> bool:
+        """Return whether a cold connection has something to read, for which it gets a transport."""
+        if isinstance(self.transport, ColdTransport):
+            self.transport.look()
+        return bool(self.flags & COMING) and not self.transport.is_closing()
 
     def _resume(self) -> None:
         """Hand over the data that has come behind a request, after its answer."""
@@ -313,12 +334,16 @@ class QuietConnection(asyncio.Protocol, TimerTask):
 
     def begin(self) -> "ParkingProtocol | None":
         """Hand the data that has come to uvicorn's protocol, and return it. Return `None` if there is nothing to do."""
-        data, self.held = self.held, b""
-        if not data or self.transport.is_closing():
+        if not self.held or self.transport.is_closing():
             return None
+        self.flags &= ~DUE
+        data, self.held = self.held, b""
         if len(data) >= HELD:
             self.warm.resume_reading()
-        return self._wake(data)
+        protocol = self._wake(data)
+        if self.shared.is_stopping:
+            protocol.shutdown()
+        return protocol
 
     def _wake(self, data: bytes) -> "ParkingProtocol":
         """Let uvicorn's protocol replace this one."""

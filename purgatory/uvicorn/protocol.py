@@ -120,6 +120,14 @@ class ParkingProtocol(HttpToolsProtocol):
         self._withdraw()
         self._let_go()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Close when the task of a request that has come has had its first step, as if it had not waited to begin."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        self.loop.call_soon(self.transport.close)
+        return True
+
     def data_received(self, data: bytes) -> None:
         """Parse data, or keep it while requests wait in the pipeline. Reading goes on, to see if the client leaves."""
         if self.pipeline:
@@ -197,8 +205,8 @@ class ParkingProtocol(HttpToolsProtocol):
         super().shutdown()
 
     def wait_for_more(self) -> None:
-        """Begin keep-alive, unless a request has come."""
-        if self.cycle is None:
+        """Begin keep-alive, unless a request or a WebSocket has come."""
+        if self.cycle is None and self in self.connections:
             own = cast(HttpToolsProtocol, self)
             own.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
             self._settle_in(self.settle_after)

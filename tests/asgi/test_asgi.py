@@ -180,6 +180,12 @@ class TestDelayedInScope:
         ]
         assert body["body"] == b"delayed"
 
+    @pytest.mark.parametrize("status", [302, 304, 404])
+    async def test_other_answers_of_the_framework_are_sent(self, status: int) -> None:
+        start, body = await self.sent(status, [(b"location", b"/login")], self.answered())
+        assert (start["status"], start["headers"]) == (status, [(b"location", b"/login")])
+        assert body["body"] == b"the framework's"
+
     async def test_error_of_the_framework_is_sent_and_the_operation_is_cancelled(self) -> None:
         operation = _hold(DelayedOperationPurgatory())
         response: Any = DelayedResponse(operation, _unused)

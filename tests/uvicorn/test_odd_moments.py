@@ -269,6 +269,79 @@ async def test_websocket_behind_a_parked_request_comes_after_its_answer(board: B
         assert received.startswith(b'["hello"]HTTP/1.1 101 Switching Protocols\r\n')
 
 
+async def test_websocket_behind_a_parked_request_has_no_keep_alive(board: Board) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            await asyncio.sleep(0.3)
+            await send({"type": "websocket.send", "text": "still here"})
+        else:
+            await board.app(scope, receive, send)
+
+    async with serving(app, lifespan="off", timeout_keep_alive=0.1) as server, connected(server) as client:
+        await client.send("GET", "/look")
+        await board.until_waiting(1)
+        await server.until(QUIET)
+        key = ("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13")
+        await client.send("GET", "/socket", "Upgrade: websocket", "Connection: Upgrade", *key)
+        board.pin("hello")
+        await client.until(b"still here")
+
+
+class TestRequestsThatBeginLater:
+    """At most 16 begin in an iteration. The others are handled like those."""
+
+    CLIENTS = 100
+
+    @pytest.mark.parametrize("then", ["nothing", "half-closed", "closed", "reset", "keep-alive ends", "shutdown"])
+    async def test_all_of_them_run(self, http: Any, then: str) -> None:
+        ran = 0
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal ran
+            assert (await receive())["body"] == b"12345"
+            if "slow" in scope["path"]:
+                time.sleep(0.005)  # noqa: ASYNC251 - the loop has much to do
+            ran += 1
+            headers = [(b"content-length", b"2")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+        options = {"timeout_keep_alive": 0.5} if then == "keep-alive ends" else {}
+        async with serving(app, http, lifespan="off", **options) as server:
+            contexts = [connected(server) for _ in range(self.CLIENTS)]
+            clients = [await each.__aenter__() for each in contexts]
+            if then == "keep-alive ends":
+                await asyncio.gather(*(client.request("POST", "/", body=b"12345") for client in clients))
+                ran = 0
+                await asyncio.sleep(0.3)  # and 100 times 5 ms are longer than the rest
+            for client in clients:
+                client.writer.write(b"POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n12345")
+                if then == "half-closed":
+                    client.writer.write_eof()
+                elif then == "closed":
+                    client.writer.close()
+            if then == "shutdown":
+                while ran == 0:
+                    await asyncio.sleep(0)
+                server.should_exit = True
+            if then == "reset":
+                while ran == 0:
+                    await asyncio.sleep(0)
+                for client in clients:
+                    client.reset()
+            if then in ("closed", "reset"):
+                while ran < self.CLIENTS:
+                    await asyncio.sleep(0.005)
+            else:
+                answers = [await client.receive() for client in clients]
+                assert [answer.body for answer in answers] == [b"ok"] * self.CLIENTS
+            assert ran == self.CLIENTS
+            for each in contexts:
+                await each.__aexit__(None, None, None)
+
+
 class TestClientThatVanishesSilently:
     """Its machine lost power, or its network: no packet says that it is gone. TCP asks, after a while."""
 
