@@ -336,11 +336,13 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         """Hand the data that has come to uvicorn's protocol, and return it. Return `None` if there is nothing to do."""
         if not self.held or self.transport.is_closing():
             return None
+        is_due = bool(self.flags & DUE)
         self.flags &= ~DUE
         data, self.held = self.held, b""
         if len(data) >= HELD:
             self.warm.resume_reading()
         protocol = self._wake(data)
+        protocol.is_late = is_due
         if self.shared.is_stopping:
             protocol.shutdown()
         return protocol

@@ -95,6 +95,8 @@ class ParkingProtocol(HttpToolsProtocol):
         self.settling: Handle | None = None
         """The call of `_settle`. There is none while it has found a request, until the response."""
         self.is_first: bool = is_first
+        self.is_late: bool = False
+        """Whether a request has waited to begin."""
         self.running: RequestResponseCycle | None = None
         """The request that the application handles. `cycle` is the last one that was parsed."""
         self.behind: bytes = b""
@@ -121,9 +123,9 @@ class ParkingProtocol(HttpToolsProtocol):
         self._let_go()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Close when the task of a request that has come has had its first step, as if it had not waited to begin."""
+        """Close, but after the first step of a request's task if that has waited to begin."""
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:
+        if not self.is_late or cycle is None or cycle.response_complete:
             return False
         self.loop.call_soon(self.transport.close)
         return True
