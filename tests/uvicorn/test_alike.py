@@ -6,6 +6,7 @@ import gzip
 import inspect
 import json
 import random
+import re
 from contextvars import ContextVar
 from typing import Any
 
@@ -53,7 +54,8 @@ async def received(http: Any, middleware: list[Middleware], seed: int) -> list[b
         await asyncio.sleep(0.01)
         board.pin("end")
         for opened, client in clients:
-            got.append(await client.reader.read())
+            # Older releases of Starlette write the time into what they compress.
+            got.append(re.sub(rb"(?s)\x1f\x8b\x08\0....", b"compressed", await client.reader.read()))
             await opened.__aexit__(None, None, None)
     return got
 
