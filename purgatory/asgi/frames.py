@@ -27,6 +27,7 @@ _MOST: Final = 100_000
 """Places that are kept. Beyond that they are forgotten, because a program may make code again and again."""
 
 _MOST_CHAINS: Final = 1000
+"""Chains that are kept. There are fewer, because a client may choose the path that an application is mounted at."""
 
 _AWAIT: Final = ("SEND", "YIELD_VALUE", "RESUME", "JUMP_BACKWARD_NO_INTERRUPT", "CLEANUP_THROW", "END_SEND")
 """The instructions of an `await` that has begun."""
@@ -84,7 +85,7 @@ async def check_frames(frame: FrameType, end: CodeType, scope: Scope) -> None:
                 "a coroutine between it and the server is compiled, and so can't be looked at",
                 "leave it so, because it may work after the application",
             )
-        if len(_chains) >= _MOST_CHAINS:  # a client may choose the path
+        if len(_chains) >= _MOST_CHAINS:
             _chains.clear()
         if app is not None:
             _chains[chain] = app, endpoint
@@ -92,7 +93,8 @@ async def check_frames(frame: FrameType, end: CodeType, scope: Scope) -> None:
         if any(not _is_fastapis_own(callback, scope) for callback in _callbacks(scope.get(name))):
             raise NotParked(
                 "a dependency with `yield` is closed after the response",
-                'leave it so, or close the dependency before the response: Depends(..., scope="function")',
+                "leave it so, or close the dependency before the response, from FastAPI 0.121 on: "
+                'Depends(..., scope="function")',
             )
 
 

@@ -43,7 +43,7 @@ class _Safe:
     lighten: Callable[[Any], None] | None = None
     """Drops the parts of the request that the wrapper holds and doesn't need."""
     key: Callable[[Any], Hashable] | None = None
-    """Returns what the wrapper's changes depend on besides the messages."""
+    """Returns what the wrapper's changes depend on besides the messages, or `None` if that isn't known."""
     again: Callable[[Any, Send], Send] | None = None
     """Returns an unused wrapper of the same kind around another `send`."""
     is_stateful: bool = False
@@ -60,14 +60,11 @@ def _keep_origin(wrapper: Any) -> None:
     wrapper.keywords["request_headers"] = type(headers)(raw=origin)
 
 
-def _must_be_of(owner: Any, module: str) -> None:
-    if type(owner).__module__ != module:
-        raise TypeError("a class that is derived from the known one may depend on more")
-
-
 def _key_of_cors(wrapper: Any) -> Hashable:
-    _must_be_of(wrapper.func.__self__, "starlette.middleware.cors")
-    return id(wrapper.func.__self__), wrapper.keywords["request_headers"].get("origin")
+    middleware = wrapper.func.__self__
+    if type(middleware).__module__ != "starlette.middleware.cors":
+        return None  # a derived class may look at more
+    return id(middleware), wrapper.keywords["request_headers"].get("origin")
 
 
 def _cors_again(wrapper: Any, send: Send) -> Send:
@@ -80,7 +77,8 @@ _OF_REQUEST: Final = {"app", "send", "initial_message"}
 
 def _key_of_responder(wrapper: Any) -> Hashable:
     responder = wrapper.__self__
-    _must_be_of(responder, "starlette.middleware.gzip")
+    if type(responder).__module__ != "starlette.middleware.gzip":
+        return None
     return type(responder), *(value for name, value in vars(responder).items() if name not in _OF_REQUEST)
 
 
@@ -203,12 +201,15 @@ class Wrappers:
         for wrapper, safe in self._safe:
             if safe.only_notes:
                 continue
-            if safe.key is None or (is_stream and safe.is_stateful):
+            key = None
+            if safe.key is not None and not (is_stream and safe.is_stateful):
+                # Another version may be made in another way.
+                with suppress(AttributeError, KeyError, TypeError):
+                    key = safe.key(wrapper)
+                    hash(key)
+            if key is None:
                 return None
-            try:
-                keys.append(safe.key(wrapper))
-            except (AttributeError, KeyError, TypeError):  # another version is made in another way
-                return None
+            keys.append(key)
         return tuple(keys)
 
     @property

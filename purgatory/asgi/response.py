@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from purgatory import DelayedOperation, OperationCancelled
@@ -85,14 +86,13 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, as an ASGI application."""
+        self._was_run = True
         operation = self.operation
         if not operation.done():
             if self.background is not None:
                 count("background")
-            elif await may_return(scope, sys._getframe(1)) and self.waiting_response().begin(scope, send, operation):
-                self._was_run = True
+            elif await self._parks(scope, send, sys._getframe(1)):
                 return
-        self._was_run = True
         try:
             await unless_disconnected(receive, operation)
         except ClientDisconnected:
@@ -107,6 +107,14 @@ class DelayedResponse(BaseResponse, Generic[T]):  # Starlette's, where that is i
         for message in _messages(_rendered(operation, self.renderer)):
             await send(message)
         await self._finish()
+
+    async def _parks(self, scope: Scope, send: Send, frame: FrameType) -> bool:
+        """Park the request, unless something is left to run between `frame` and the server. Return whether it is."""
+        try:
+            return await may_return(scope, frame) and self.waiting_response().begin(scope, send, self.operation)
+        except BaseException:  # the task is cancelled
+            abandon(self.operation)
+            raise
 
     async def _finish(self) -> None:
         if self.background is not None:  # also if the client has left, as with Starlette's own responses

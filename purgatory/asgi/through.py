@@ -146,7 +146,7 @@ class Alike:
         through.send(*messages)
         if through.is_sent:
             if not self._messages:
-                asyncio.get_running_loop().call_later(_KEPT, self._forget)
+                asyncio.get_running_loop().call_later(_KEPT, self._forget, context=Context())
             self._messages, self._changed = before, changed
 
     def _forget(self) -> None:

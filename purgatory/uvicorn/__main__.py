@@ -3,11 +3,12 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import click
-from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES, Config
-from uvicorn.importer import import_from_string
+from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
+from uvicorn.importer import ImportFromStringError, import_from_string
 from uvicorn.main import main
 
 from purgatory.uvicorn.protocol import ParkingProtocol
@@ -15,14 +16,20 @@ from purgatory.uvicorn.shared import can_replace, unable
 
 
 def faults(http: str, loop: str) -> Iterator[str]:
-    """Say why nothing will be parked with these options of uvicorn's."""
-    if http in HTTP_PROTOCOLS or not issubclass(import_from_string(http), ParkingProtocol):
+    """Say why nothing will be parked with these options of uvicorn's. It reports wrong ones itself."""
+    if http in HTTP_PROTOCOLS or not _is_ours(http):
         yield f"requests that wait are not parked, and keep their tasks, because of --http {http}: leave it out"
     elif loop not in LOOP_FACTORIES:  # uvicorn's own kinds can do all that is needed
-        factory = Config("", loop=loop).get_loop_factory()
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with suppress(ImportFromStringError, OSError), asyncio.Runner(loop_factory=import_from_string(loop)) as runner:
             if not runner.run(_is_able()):
                 yield unable(runner.get_loop())
+
+
+def _is_ours(http: str) -> bool:
+    with suppress(ImportFromStringError):
+        kind = import_from_string(http)
+        return isinstance(kind, type) and issubclass(kind, ParkingProtocol)
+    return True  # perhaps, because it may be in --app-dir
 
 
 async def _is_able() -> bool:

@@ -6,6 +6,7 @@ import math
 import socket
 import sys
 from collections import deque
+from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,11 +115,10 @@ class Shared:
             return
         # On uvloop, each call of `own` itself would create a socket.
         connection = socket.socket(own.family, own.type, own.proto, own.fileno())
-        try:
+        with suppress(OSError):  # the client has left already, on macOS
             for level, option, value in self.probes:
                 connection.setsockopt(level, option, value)
-        finally:
-            connection.detach()
+        connection.detach()
 
     def can_replace(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> bool:
         """Return whether another protocol can take over a connection. Log once if the event loop doesn't allow it."""
@@ -153,5 +153,5 @@ def unable(loop: asyncio.AbstractEventLoop) -> str:
     kind = type(loop)
     return (
         f"requests that wait are not parked, and keep their tasks, because the event loop {kind.__module__}."
-        f"{kind.__qualname__} can't replace the protocol of a connection: use --loop uvloop or --loop asyncio"
+        f"{kind.__qualname__} can't replace the protocol of a connection: use uvloop or asyncio's own"
     )

@@ -23,6 +23,8 @@ from purgatory import DelayedOperationPurgatory
 from purgatory.asgi import DelayedInScope, DelayedResponse, parking_statistics
 
 purgatory = DelayedOperationPurgatory()
+hooks: list[str] = []
+"""What the frameworks have called after a handler."""
 SECRET = "a secret of the test"
 
 
@@ -67,7 +69,7 @@ def starlette(name: str, kind: Any) -> Any:
 
 
 def litestar(name: str) -> Any:
-    from litestar import Litestar, Request, get
+    from litestar import Litestar, Request, asgi, get
     from litestar.config.cors import CORSConfig
     from litestar.middleware.session.server_side import ServerSideSessionConfig
 
@@ -81,13 +83,34 @@ def litestar(name: str) -> Any:
     async def returned() -> Any:
         return delayed(60.0)
 
-    options: dict[str, Any] = {}
+    @asgi("/mounted")
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        await delayed()(scope, receive, send)
+
+    async def after(response: Any) -> Any:
+        hooks.append("after")
+        return response
+
+    options: dict[str, Any] = {"after_request": after}
     if name == "session":
         options["middleware"] = [ServerSideSessionConfig().middleware]
     if name == "cors":
         options["cors_config"] = CORSConfig(allow_origins=["*"])
-    app = DelayedInScope(Litestar([wait, returned], **options))
+    app = DelayedInScope(Litestar([wait, returned, mounted], **options))
     return app if name == "cors" else AROUND[name](app)
+
+
+def django_middleware(get_response: Any) -> Any:
+    async def call(request: Any) -> Any:
+        response = await get_response(request)
+        hooks.append("after")
+        return response
+
+    return call
+
+
+django_middleware.sync_capable = False  # type: ignore[attr-defined]
+django_middleware.async_capable = True  # type: ignore[attr-defined]
 
 
 def django(name: str) -> Any:
@@ -107,13 +130,17 @@ def django(name: str) -> Any:
     async def returned(request: HttpRequest) -> Any:
         return delayed(60.0)
 
+    async def awaits(request: HttpRequest) -> HttpResponse:
+        await purgatory.wait_for(lambda: False, "key", timeout=60.0)
+        return HttpResponse()
+
     if not settings.configured:
         settings.configure(
             SECRET_KEY=SECRET,
             ALLOWED_HOSTS=["*"],
-            MIDDLEWARE=["django.contrib.sessions.middleware.SessionMiddleware"],
+            MIDDLEWARE=["django.contrib.sessions.middleware.SessionMiddleware", f"{__name__}.django_middleware"],
             SESSION_ENGINE="django.contrib.sessions.backends.signed_cookies",
-            ROOT_URLCONF=(path("wait", wait), path("returned", returned)),
+            ROOT_URLCONF=(path("wait", wait), path("returned", returned), path("awaits", awaits)),
         )
         django.setup()
     return AROUND[name](DelayedInScope(get_asgi_application()))
@@ -136,6 +163,16 @@ def quart(name: str) -> Any:
     @app.get("/returned")
     async def returned() -> Any:
         return delayed(60.0)
+
+    @app.get("/awaits")
+    async def awaits() -> str:
+        await purgatory.wait_for(lambda: False, "key", timeout=60.0)
+        return ""
+
+    @app.after_request
+    async def after(response: Any) -> Any:
+        hooks.append("after")
+        return response
 
     return AROUND[name](DelayedInScope(app))
 
@@ -162,7 +199,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     name, _, rest = scope["path"].strip("/").partition("/")
     if name == "state":
         gc.collect()  # an exception of Django's is in a cycle
-        body = json.dumps({"parked": parking_statistics().parked, "pending": purgatory.num_delayed}).encode()
+        state = {"parked": parking_statistics().parked, "pending": purgatory.num_delayed, "hooks": len(hooks)}
+        body = json.dumps(state).encode()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": body})
         return

@@ -112,6 +112,33 @@ class TestFrameworksWhoseHandlersCannotReturnTheResponse:
                 while (await client.get("/state")).json()["pending"]:
                     pass
 
+    async def test_what_the_pages_say_of_hooks_and_of_tasks(self, framework: str) -> None:
+        command = ["purgatory.uvicorn", "--port", "0", "--lifespan", "off", "tests.asgi.frameworks:app"]
+        with serving(*command, FRAMEWORK=framework) as server:
+            async with server.client() as client:
+
+                async def state() -> Any:
+                    return (await client.get("/state")).json()
+
+                waiting = asyncio.create_task(client.get("/plain/wait"))
+                while not (during := await state())["pending"] and not waiting.done():
+                    pass
+                if not waiting.done():
+                    assert during["hooks"] == 1  # before the wait
+                assert (await waiting).text == "waited"
+                assert (await state())["hooks"] == 1
+                parked = (await state())["parked"]
+                if framework == "Litestar":
+                    assert (await client.get("/plain/mounted")).text == "waited"
+                    assert (await state())["parked"] == parked
+                else:
+                    gone = asyncio.create_task(client.get("/plain/awaits"))
+                    while not (await state())["pending"]:
+                        pass
+                    gone.cancel()
+                    while (await state())["pending"]:
+                        pass
+
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_gunicorn_answers_parked_requests_at_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

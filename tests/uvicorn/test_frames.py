@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from purgatory import DelayedOperationPurgatory
-from purgatory.asgi import DelayedResponse, Event, EventStream, middleware, park_through
+from purgatory.asgi import DelayedResponse, Event, EventStream, frames, middleware, park_through
 from purgatory.uvicorn import ParkingProtocol
 from tests.uvicorn.serving import connected, serving
 from tests.uvicorn.test_fastapi import CLOSES_BEFORE_THE_RESPONSE
@@ -451,6 +451,33 @@ async def test_undeclared_wrapper_keeps_the_task_and_a_declared_one_gives_the_sa
             assert headers <= set(response.headers)
             seen.append((response.status, {*response.headers}, response.body))
     assert seen[1:] == seen[:1] * 2
+
+
+async def test_a_client_cannot_fill_memory_by_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`root_path` is what it writes there."""
+    monkeypatch.setattr(frames, "_MOST_CHAINS", 10)
+    told = App()
+    app = Starlette(routes=[Mount("/{tenant}", told)])
+    paths = tuple(f"/{number}/" for number in range(30))
+    _, parked = await observed(app, told, ParkingProtocol, paths)
+    assert parked == [True] * 30
+    assert len(frames._chains) <= 10
+
+
+async def test_task_that_is_cancelled_before_its_response_parks_cancels_the_operation() -> None:
+    told = App()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_soon(task.cancel)  # while its frames are looked at from outside
+        await told.response()(scope, receive, send)
+
+    async with serving(app, lifespan="off", interface="asgi3") as server, connected(server) as client:
+        await client.send("GET", "/")
+        while not told.purgatory.statistics().cancelled:
+            await asyncio.sleep(0.001)
+        assert told.purgatory.num_delayed == 0
 
 
 COMPILED = """

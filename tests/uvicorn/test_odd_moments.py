@@ -247,29 +247,7 @@ class TestClientThatDoesNotTakeItsAnswer:
             await asyncio.sleep(0.005)
 
 
-async def test_websocket_behind_a_parked_request_comes_after_its_answer(board: Board) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.accept"})
-            await send({"type": "websocket.close"})
-        else:
-            await board.app(scope, receive, send)
-
-    async with serving(app, lifespan="off") as server, connected(server) as client:
-        await client.send("GET", "/look")
-        await board.until_waiting(1)
-        await server.until(QUIET)
-        key = ("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13")
-        await client.send("GET", "/socket", "Upgrade: websocket", "Connection: Upgrade", *key)
-        board.pin("hello")
-        received = await client.until(b"\r\n\r\n")
-        assert received.startswith(b"HTTP/1.1 200 OK\r\n")
-        received = await client.until(b"\r\n\r\n")
-        assert received.startswith(b'["hello"]HTTP/1.1 101 Switching Protocols\r\n')
-
-
-async def test_websocket_behind_a_parked_request_has_no_keep_alive(board: Board) -> None:
+async def test_websocket_behind_a_parked_request_comes_after_its_answer_and_stays(board: Board) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
             await receive()
@@ -286,6 +264,9 @@ async def test_websocket_behind_a_parked_request_has_no_keep_alive(board: Board)
         key = ("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13")
         await client.send("GET", "/socket", "Upgrade: websocket", "Connection: Upgrade", *key)
         board.pin("hello")
+        assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        received = await client.until(b"\r\n\r\n")
+        assert received.startswith(b'["hello"]HTTP/1.1 101 Switching Protocols\r\n')
         await client.until(b"still here")
 
 

@@ -54,12 +54,17 @@ async def run_polls(case: Case) -> Figures:
         latencies = [await _latency(control, one, number) for number in range(200)]
         figures["latency_us"] = 1e6 * statistics.median(latencies)
 
-        meter = Meter(server)
-        await control.ask("POST", "/publish?topic=all")
-        bodies = await asyncio.gather(*(client.answer for client in clients))
-        figures["answer_ms"] = 1e3 * meter.seconds()
-        await asyncio.sleep(0.1)
-        figures["cpu_answer_us"] = 1e6 * meter.cpu() / count
+        return figures | await _answer(server, control, clients)
+
+
+async def _answer(server: Running, control: Client, clients: list[Client]) -> Figures:
+    """Answer all clients, which wait, by one message."""
+    meter = Meter(server)
+    await control.ask("POST", "/publish?topic=all")
+    bodies = await asyncio.gather(*(client.answer for client in clients))
+    figures = {"answer_ms": 1e3 * meter.seconds()}
+    await asyncio.sleep(0.1)
+    figures["cpu_answer_us"] = 1e6 * meter.cpu() / len(clients)
     figures["wrong"] = sum(body != b"1" for body in bodies)
     return figures
 
@@ -140,14 +145,7 @@ async def run_arrivals(case: Case) -> Figures:
         figures["longest_ms"] = 1e3 * await longest
         await asyncio.sleep(SETTLED)
         figures["kib"] = meter.kib() / count
-        meter = Meter(server)
-        await control.ask("POST", "/publish?topic=all")
-        bodies = await asyncio.gather(*(client.answer for client in clients))
-        figures["answer_ms"] = 1e3 * meter.seconds()
-        await asyncio.sleep(0.1)
-        figures["cpu_answer_us"] = 1e6 * meter.cpu() / count
-    figures["wrong"] = sum(body != b"1" for body in bodies)
-    return figures
+        return figures | await _answer(server, control, clients)
 
 
 async def _longest(client: Client) -> float:
