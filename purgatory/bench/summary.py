@@ -34,7 +34,7 @@ HEADLINES: Final[tuple[tuple[str, str, str, Mapping[str, Any]], ...]] = (
     ("wake the right thousand of 100,000 on one key", "wakeup", "ms", {"satisfied": "1 %", "waiters": 100_000}),
     ("1,000,000 due in one tick: longest turn of the loop", "storm", "stall_ms", {"due": 1_000_000}),
     ("the same: how late the last one is", "storm", "late_max_ms", {"due": 1_000_000}),
-    ("FastAPI with CORS, 10,000 clients come in batches: memory each", "arrivals", "kib", _BATCHES),
+    ("FastAPI with CORS on uvloop, 10,000 clients come in batches: memory each", "arrivals", "kib", _BATCHES),
     ("the same: the server's CPU to answer one", "arrivals", "cpu_answer_us", _BATCHES),
     ("the same, if all come at once: memory each", "arrivals", "kib", _AT_ONCE),
     ("the same: the longest that another client waits then", "arrivals", "longest_ms", _AT_ONCE),
