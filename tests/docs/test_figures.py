@@ -18,7 +18,7 @@ API = (ROOT / "purgatory" / "API.md").read_text()
 RESULTS = (ROOT / "purgatory" / "bench" / "RESULTS.md").read_text()
 SCALE = (ROOT / "purgatory" / "SCALE.md").read_text()
 MEASURED = ROOT / "purgatory" / "bench" / "measured"
-ONE_PROCESS = {
+ONE_PROCESS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "memory of an operation that waits": ("memory", "bytes", "B", {"pending": 1_000_000}),
     "CPU to register an operation and complete it": ("callback", "us", "µs", {"pending": 1_000}),
     "memory of a long poll that waits": ("arrivals", "kib", "KiB", {"pace": "in batches"}),
