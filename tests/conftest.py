@@ -2,10 +2,12 @@
 
 Async tests run on asyncio's own loop and on uvloop; the clock of the others is virtual. The core is the one that pip
 installed, in C if it was compiled; with PURGATORY_PURE=1 in the environment it is the one in Python.
+PURGATORY_TEST_LOOP names a module whose loop takes uvloop's place.
 """
 
 import asyncio
 import gc
+import importlib
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import uvloop
 from hypothesis import HealthCheck, find, settings, strategies
 
 from purgatory import DelayedOperationPurgatory, VirtualClock, __core__
@@ -84,7 +85,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+    other = importlib.import_module(os.environ.get("PURGATORY_TEST_LOOP", "uvloop"))
+    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": other.new_event_loop}
 
 
 def pytest_collection_finish() -> None:

@@ -5,7 +5,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-from uvicorn.protocols.utils import get_path_with_query_string
+from uvicorn.protocols.utils import get_local_addr, get_path_with_query_string
 
 from purgatory import TimerTask
 from purgatory.asgi.interface import Message, ParkedApplication
@@ -31,6 +31,19 @@ _SOON: Final = 0.05
 
 _LARGE: Final = 16_384
 """Bytes of a body from which it is not copied, because many connections may get the same body."""
+
+
+class _Lost(asyncio.Transport):
+    """The transport of a request that begins after its client has left."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Drop the answer."""
+
+    def close(self) -> None:
+        """It is closed already."""
+
+
+_LOST: Final = _Lost()
 
 
 class QuietConnection(asyncio.Protocol, TimerTask):
@@ -275,16 +288,28 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.flags & DUE:
+        if self.flags & DUE and self._has_addresses():
             self.flags &= ~DUE
             data, self.held = self.held, b""
             # As above: the request has come before the client has left.
-            asyncio.get_running_loop().call_soon(self._wake(data).connection_lost, exc)
+            protocol = self._wake(data)
+            asyncio.get_running_loop().call_soon(protocol.connection_lost, exc)
+            cycle: RequestResponseCycle | None = protocol.cycle
+            if cycle is not None:
+                cycle.transport = _LOST  # uvloop's raises if something is written
             return
         self._forget()
         listener, self.listener = self.listener, None
         if listener is not None:
             listener.disconnected()
+
+    def _has_addresses(self) -> bool:
+        """Return whether uvicorn can still ask for the addresses of a connection that is lost."""
+        try:
+            get_local_addr(self.warm)
+        except OSError:  # zuvloop has closed the socket after a reset, so what has come of the request is dropped
+            return False
+        return True
 
     def pause_writing(self) -> None:
         if self.flags & PAUSED:

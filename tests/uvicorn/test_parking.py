@@ -109,7 +109,7 @@ async def test_keep_alive_timeout_closes_the_connection(board: Board, path: str,
         assert (await client.receive()).status == 200
         assert await client.ended()
         assert asyncio.get_running_loop().time() - began >= 0.3
-        assert server.connections == []
+        await server.until()
 
 
 async def test_a_connection_that_never_sends_has_no_timeout(board: Board) -> None:
