@@ -1,0 +1,186 @@
+"""What the connections of an event loop share while they rest: one descriptor that the loop watches, and a timer."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any, Final, Protocol
+
+from purgatory import IdleTracker
+from purgatory.connections.descriptors import Epoll, Kqueue, descriptors
+
+logger: Final = logging.getLogger("purgatory.connections")
+
+RETRY: Final = 1.0
+"""Seconds after which a connection tries to rest again that found no free descriptor."""
+
+
+MANY: Final = 256
+"""Connections that will rest of which new ones rest sooner. Each has a transport, and its kibibyte stays in the heap if
+all peers come at once, as after a deployment."""
+
+SOON: Final = 0.05
+"""Seconds after which they do."""
+
+
+class Member(Protocol):
+    """A connection, as the others know it."""
+
+    def __hash__(self) -> int: ...
+
+    def cool(self) -> None:
+        """Give up the transport, if there is nothing to do for it."""
+
+    def look(self) -> None:
+        """Look what has come."""
+
+
+class Watch:
+    """Sees when the peers of cold connections send something or hang up."""
+
+    __slots__ = ("_cold", "_hopeful", "_num_cold", "_poll", "_said", "_tasks", "_waiters", "idle", "loop", "warm")
+
+    def __init__(self, rest_after: float) -> None:
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.idle: IdleTracker[Member] = IdleTracker(rest_after, on_idle=lambda member: member.cool())
+        """The connections that will rest after a while."""
+        self.warm: set[Member] = set()
+        """The connections that are not cold."""
+        self._cold: list[Member | None] = []
+        """The cold ones by descriptor, which is a small number, so that a list takes less memory than a dict."""
+        self._num_cold = 0
+        self._poll: Epoll | Kqueue | None = None
+        """Closed with the last cold connection, so that a server leaves no descriptor behind."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """They make transports. The event loop keeps only weak references."""
+        self._waiters: list[asyncio.Future[None]] = []
+        self._hopeful: dict[Member, list[asyncio.Future[None]]] = {}
+        """Those that wait for a transport."""
+        self._said: set[str] = set()
+
+    @property
+    def num_cold(self) -> int:
+        """The number of connections that are cold."""
+        return self._num_cold
+
+    def members(self) -> list[Any]:
+        """Return all connections."""
+        return [*self.warm, *(member for member in self._cold if member is not None)]
+
+    def say_once(self, text: str, *arguments: object) -> None:
+        """Log a warning unless it was logged before."""
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning(text, *arguments)
+
+    def say_unable(self) -> None:
+        """Log once that the event loop can't do what is needed."""
+        kind = type(self.loop)
+        self.say_once(
+            "connections keep their transports, and take a kibibyte more, because the event loop %s can't watch a "
+            "descriptor or replace a protocol: use uvloop or asyncio's own selector loop",
+            f"{kind.__module__}.{kind.__qualname__}",
+        )
+
+    def add(self, member: Member, descriptor: int) -> None:
+        """Watch a descriptor for a connection that gets cold."""
+        if self._poll is None:
+            poll = descriptors()
+            # In a context of its own, because the loop keeps that for as long as connections of many contexts are cold.
+            copy_context().run(self.loop.add_reader, poll.fileno(), self._look)
+            self._poll = poll
+        try:
+            self._poll.add(descriptor)
+        except OSError:
+            self._close_if_empty()
+            raise
+        self._cold += [None] * (descriptor + 1 - len(self._cold))
+        self._cold[descriptor] = member
+        self._num_cold += 1
+        self.warm.discard(member)
+
+    def remove(self, member: Member, descriptor: int, *, is_watched: bool) -> None:
+        """Stop watching the descriptor of a connection that is not cold any more."""
+        assert self._poll is not None
+        if is_watched:
+            self._poll.remove(descriptor)
+        self._cold[descriptor] = None
+        self._num_cold -= 1
+        self.warm.add(member)
+        self._close_if_empty()
+
+    def pause(self, descriptor: int) -> None:
+        """Stop watching a descriptor whose connection remains cold: it would be found ready again and again."""
+        assert self._poll is not None
+        self._poll.remove(descriptor)
+
+    def resume(self, descriptor: int) -> None:
+        """Watch a descriptor again."""
+        assert self._poll is not None
+        self._poll.add(descriptor)
+
+    def make(
+        self,
+        factory: Callable[[], asyncio.BaseProtocol],
+        connection: socket.socket,
+        context: Any,
+        failed: Callable[[BaseException | None], None],
+    ) -> None:
+        """Let the loop make a transport, in a context. `failed` is called if it can't."""
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():  # by an application that cancels all tasks
+                failed(None)
+            elif task.exception() is not None:
+                failed(task.exception())
+
+        making = self.loop.connect_accepted_socket(factory, connection)
+        task = self.loop.create_task(making, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(done)
+
+    async def wait_for_transport(self, member: Member) -> None:
+        """Wait until a connection has a transport. Raise `ConnectionError` if it is lost before."""
+        waiter = self.loop.create_future()
+        self._hopeful.setdefault(member, []).append(waiter)
+        await waiter
+
+    def has_transport(self, member: Member) -> None:
+        """Wake those that wait for the transport of a connection."""
+        for waiter in self._hopeful.pop(member, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def forget(self, member: Member) -> None:
+        """Forget a connection that is lost, or that does not rest any more."""
+        self.idle.discard(member)
+        self.warm.discard(member)
+        for waiter in self._hopeful.pop(member, ()):
+            if not waiter.done():
+                waiter.set_exception(ConnectionError("the connection is closed"))
+        if not self.warm and not self._num_cold:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def wait_closed(self) -> None:
+        """Wait until there is no connection."""
+        while self.warm or self._num_cold:
+            waiter = self.loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _close_if_empty(self) -> None:
+        if self._poll is not None and not self._num_cold:
+            self.loop.remove_reader(self._poll.fileno())
+            self._poll.close()
+            self._poll = None
+
+    def _look(self) -> None:
+        for descriptor in [] if self._poll is None else self._poll.ready():
+            member = self._cold[descriptor]
+            if member is not None:  # otherwise the one before has ended it
+                member.look()
