@@ -31,6 +31,10 @@ _RESTED: Final = 512
 """It has been cold: after the peer has come."""
 _OLD: Final = 1024
 """It has been cold twice: after its first data too."""
+_DUE: Final = 2048
+"""It rests in the next iteration."""
+_COMING: Final = 4096
+"""The peer has sent something, for which the event loop makes a transport."""
 
 _LIMITS: Final = (16_384, 65_536)
 """The limits of a new transport's buffer, of asyncio's loops and of uvloop."""
@@ -53,13 +57,13 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
     # Few slots, because there are very many of these, so each boolean is a bit of `_flags`.
     __slots__ = ("_context", "_descriptor", "_flags", "_limits", "_protocol", "_transport", "_unsent", "_watch")
 
-    def __init__(self, watch: Watch, transport: asyncio.Transport, context: Context | None) -> None:
+    def __init__(self, watch: Watch, transport: asyncio.Transport, context: Context | None, is_new: bool) -> None:
         """Take the place of a transport. `QuietConnections.add` calls this."""
         self._watch: Watch = watch
         self._context: Context = copy_context() if context is None else context
         self._descriptor: int = -1
         """The descriptor, while there is no transport."""
-        self._flags: int = 0
+        self._flags: int = 0 if is_new else _OLD
         self._transport: asyncio.Transport | None = transport
         self._unsent: tuple[Data, ...] = ()
         """What is left for the next transport to send."""
@@ -69,13 +73,13 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
             self._protocol: Any = transport.get_protocol()
             transport.set_protocol(self._reader())
         except (AttributeError, NotImplementedError):
-            self._flags = _FIXED
+            self._flags |= _FIXED
             watch.say_unable()
             return
         watch.warm.add(self)
         own = transport.get_extra_info("socket")
         if own is None or own.type != socket.SOCK_STREAM or transport.get_extra_info("sslcontext") is not None:
-            self._flags = _FIXED  # TLS, a pipe
+            self._flags |= _FIXED  # TLS, a pipe
         if transport.get_write_buffer_size() > self._limits[1]:
             self._flags |= _FULL
 
@@ -105,12 +109,19 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         Raises:
             ValueError: `after` is negative or not finite.
         """
+        self.stay()
         if after == 0.0:
-            self._watch.loop.call_soon(self.cool)
+            self._flags |= _DUE
+            self._watch.loop.call_soon(self._cool_now)
         else:
             is_early = not self._flags & _OLD and len(self._watch.idle) > MANY
             self._watch.idle.touch(self, min(after, SOON) if is_early else after)
         return not self._flags & (_FIXED | _CLOSING)
+
+    def stay(self) -> None:
+        """Take back a call of `rest`, unless the connection is cold already."""
+        self._flags &= ~_DUE
+        self._watch.idle.discard(self)
 
     def is_cold(self) -> bool:
         """Return whether the connection rests."""
@@ -122,7 +133,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         Raises:
             ConnectionError: The connection is closed.
         """
-        self._watch.idle.discard(self)
+        self.stay()
         if self.is_cold():
             self._warm(socket.socket(fileno=self._descriptor))
         if self._flags & _WARMING:
@@ -143,6 +154,10 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         self._watch.forget(self)
         self._transport.set_protocol(self._protocol)
         return self._transport
+
+    def _cool_now(self) -> None:
+        if self._flags & _DUE:
+            self.cool()
 
     def cool(self) -> None:
         """Give up the transport, if there is nothing to do for it. Its peer notices nothing."""
@@ -169,17 +184,21 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
             self._watch.say_once("connections keep their transports, and take a kibibyte more: %s", error)
             self._watch.loop.call_later(RETRY, self.cool)
             return
-        self._watch.idle.discard(self)
+        self.stay()
         self._descriptor = descriptor
         self._flags |= _OLD if self._flags & _RESTED else _RESTED
         self._transport = None
         transport.set_protocol(_NOBODY)
         transport.abort()  # it closes its own descriptor
 
-    def look(self) -> None:
-        """Look whether the peer of a cold connection has sent something or hung up."""
+    def look(self) -> bool:
+        """Look whether the peer of a cold connection has sent something or hung up, before the event loop does.
+
+        Returns:
+            Whether data comes to the protocol, as soon as there is a transport.
+        """
         if not self.is_cold() or not self._is_watched():
-            return
+            return bool(self._flags & _COMING)
         connection = socket.socket(fileno=self._descriptor)
         try:
             data = connection.recv(1, socket.MSG_PEEK)
@@ -190,12 +209,14 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
             self._end(error)
         else:
             if data:
+                self._flags |= _COMING
                 self._warm(connection)
-                return
+                return True
             connection.detach()
             self._watch.pause(self._descriptor)
             self._flags |= _ENDED
             self._context.run(self._tell_end)
+        return False
 
     def _tell_end(self) -> None:
         try:
@@ -376,7 +397,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         """Hand everything to a new transport that has come up since the one before."""
         self._transport = transport
         self._descriptor = -1
-        self._flags &= ~_WARMING
+        self._flags &= ~(_WARMING | _COMING)
         low, high = self._limits
         transport.set_write_buffer_limits(high, low)
         unsent, self._unsent = self._unsent, ()
@@ -412,11 +433,12 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._flags |= _CLOSING
-        self._transport = None
         self._descriptor = -1
         self._watch.forget(self)
-        protocol, self._protocol = self._protocol, None
-        protocol.connection_lost(exc)
+        try:
+            self._protocol.connection_lost(exc)
+        finally:
+            self._transport = self._protocol = None
 
     def _reader(self) -> asyncio.BaseProtocol:
         """Return the protocol for the event loop's transport."""

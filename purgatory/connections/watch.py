@@ -32,7 +32,7 @@ class Member(Protocol):
     def cool(self) -> None:
         """Give up the transport, if there is nothing to do for it."""
 
-    def look(self) -> None:
+    def look(self) -> bool:
         """Look what has come."""
 
 
