@@ -1,6 +1,7 @@
 """Sets of descriptors that the system watches, behind one descriptor."""
 
 import select
+from collections.abc import Callable
 from typing import Any, Final
 
 _AT_ONCE: Final = 16
@@ -12,9 +13,9 @@ class Epoll:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self.fileno = self._epoll.fileno
-        self.remove = self._epoll.unregister
-        self.close = self._epoll.close
+        self.fileno: Callable[[], int] = self._epoll.fileno
+        self.remove: Callable[[int], None] = self._epoll.unregister
+        self.close: Callable[[], None] = self._epoll.close
 
     def add(self, descriptor: int) -> None:
         self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP)
@@ -29,8 +30,8 @@ class Kqueue:
     def __init__(self) -> None:
         self._select: Any = select  # mypy knows the types of its own platform
         self._kqueue = self._select.kqueue()
-        self.fileno = self._kqueue.fileno
-        self.close = self._kqueue.close
+        self.fileno: Callable[[], int] = self._kqueue.fileno
+        self.close: Callable[[], None] = self._kqueue.close
 
     def add(self, descriptor: int) -> None:
         self._change(descriptor, self._select.KQ_EV_ADD)

@@ -1,6 +1,7 @@
 """The transport of a connection that can rest."""
 
 import asyncio
+import math
 import os
 import socket
 from contextlib import suppress
@@ -109,14 +110,20 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         Raises:
             ValueError: `after` is negative or not finite.
         """
-        self.stay()
+        if not 0.0 <= after < math.inf:
+            raise ValueError(f"after must be a finite number of seconds from 0.0, not {after!r}")
+        can_rest = not self._flags & (_FIXED | _CLOSING)
+        if not can_rest or self.is_cold():
+            return can_rest
         if after == 0.0:
+            self._watch.idle.discard(self)
             self._flags |= _DUE
             self._watch.loop.call_soon(self._cool_now)
         else:
+            self._flags &= ~_DUE
             is_early = not self._flags & _OLD and len(self._watch.idle) > MANY
             self._watch.idle.touch(self, min(after, SOON) if is_early else after)
-        return not self._flags & (_FIXED | _CLOSING)
+        return True
 
     def stay(self) -> None:
         """Take back a call of `rest`, unless the connection is cold already."""
@@ -128,7 +135,9 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         return self._descriptor >= 0 and not self._flags & _WARMING
 
     async def warm(self) -> asyncio.Transport:
-        """Wait until the connection has a transport of the event loop, and return that. It does not rest by itself.
+        """Wait until the connection has a transport of the event loop, and return that.
+
+        The connection does not rest before the next call of `rest`.
 
         Raises:
             ConnectionError: The connection is closed.
@@ -222,18 +231,16 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         try:
             keeps_open = self._protocol.eof_received()
         except Exception as error:
-            self._watch.loop.call_exception_handler(
-                {
-                    "message": "eof_received() of a protocol failed",
-                    "exception": error,
-                    "transport": self,
-                    "protocol": self._protocol,
-                }
-            )
+            self._report("eof_received", error)
             self._fail(error)
         else:
             if not keeps_open:
                 self.close()
+
+    def _report(self, method: str, error: Exception) -> None:
+        """Report what the protocol has raised, as the event loop's transports do."""
+        fault = {"message": f"protocol.{method}() failed", "exception": error, "transport": self}
+        self._watch.loop.call_exception_handler({**fault, "protocol": self._protocol})
 
     def _is_watched(self) -> bool:
         return not self._flags & (_PAUSED | _ENDED)
@@ -244,10 +251,13 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         self._flags |= _WARMING
 
         def failed(error: BaseException | None) -> None:
-            if self._transport is None:  # otherwise that one calls connection_lost
-                connection.close()
-                self._flags |= _CLOSING
-                self.connection_lost(error if isinstance(error, Exception) else None)
+            if self._protocol is None:
+                return  # it is lost already
+            if self._transport is not None:  # that of uvloop is closed, and does not call connection_lost
+                self._transport.set_protocol(_NOBODY)
+                self._transport.abort()
+            connection.close()
+            self.connection_lost(error if isinstance(error, Exception) else None)
 
         self._watch.make(self._reader, connection, self._context, failed)
 
@@ -397,7 +407,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         """Hand everything to a new transport that has come up since the one before."""
         self._transport = transport
         self._descriptor = -1
-        self._flags &= ~(_WARMING | _COMING)
+        self._flags &= ~_WARMING
         low, high = self._limits
         transport.set_write_buffer_limits(high, low)
         unsent, self._unsent = self._unsent, ()
@@ -415,6 +425,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
             self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        self._flags &= ~_COMING
         self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -425,11 +436,17 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
     def pause_writing(self) -> None:
         if not self._flags & _FULL:
             self._flags |= _FULL
-            self._protocol.pause_writing()
+            try:
+                self._protocol.pause_writing()
+            except Exception as error:
+                self._report("pause_writing", error)
 
     def resume_writing(self) -> None:
         self._flags &= ~_FULL
-        self._protocol.resume_writing()
+        try:
+            self._protocol.resume_writing()
+        except Exception as error:
+            self._report("resume_writing", error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._flags |= _CLOSING
@@ -470,6 +487,7 @@ class _Buffered(asyncio.BufferedProtocol):
         return self._quiet.get_protocol().get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._quiet._flags &= ~_COMING
         self._quiet.get_protocol().buffer_updated(nbytes)
 
 

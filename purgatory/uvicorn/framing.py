@@ -23,8 +23,6 @@ NEW: Final = 128
 """The connection has had no request."""
 DUE: Final = 256
 """The data that it holds is that of a request, which begins in one of the next iterations."""
-COMING: Final = 512
-"""It gets a transport, because there is something to read."""
 
 Encoded: TypeAlias = tuple[bytes, int, int | None]
 """The bytes of a head, the new flags, and the length of the body if the head tells it."""

@@ -9,9 +9,8 @@ from uvicorn.protocols.utils import get_local_addr, get_path_with_query_string
 
 from purgatory import TimerTask
 from purgatory.asgi.interface import Message, ParkedApplication
-from purgatory.lowlevel import report
-from purgatory.uvicorn.cold import ColdTransport
-from purgatory.uvicorn.framing import CHUNKED, CLOSE, COMING, DEAF, DUE, HEAD, HTTP_1_0, NEW, PAUSED, STARTED
+from purgatory.connections import QuietTransport
+from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, DUE, HEAD, HTTP_1_0, NEW, PAUSED, STARTED
 from purgatory.uvicorn.shared import Shared
 
 if TYPE_CHECKING:
@@ -21,13 +20,6 @@ logger: Final = logging.getLogger("uvicorn.error")
 
 HELD: Final = 65_536
 """Bytes behind a parked request at which reading pauses."""
-
-_MANY: Final = 256
-"""Connections with a transport of which new ones drop it sooner. Each takes a kibibyte, which stays in the heap if all
-clients come at once, as after a deployment."""
-
-_SOON: Final = 0.05
-"""Seconds after which they do."""
 
 _LARGE: Final = 16_384
 """Bytes of a body from which it is not copied, because many connections may get the same body."""
@@ -55,10 +47,10 @@ class QuietConnection(asyncio.Protocol, TimerTask):
     # Few slots, because there are very many of these, so each boolean is a bit of `flags`.
     __slots__ = ("buffered", "client", "flags", "held", "listener", "remaining", "request", "shared", "transport")
 
-    def __init__(self, shared: Shared, transport: asyncio.Transport, paused: bool) -> None:
+    def __init__(self, shared: Shared, transport: asyncio.Transport, paused: bool, is_new: bool) -> None:
         super().__init__()
         self.shared: Shared = shared
-        self.transport: asyncio.Transport | ColdTransport = transport
+        self.transport: QuietTransport = shared.quiet.add(transport, context=shared.context, is_new=is_new)
         self.flags: int = 0
         self.buffered: int = 0
         """Bytes in the transport's buffer at the last look."""
@@ -99,37 +91,18 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         else:
             timer.reschedule(self, timer.time() + seconds)
 
-    @property
-    def warm(self) -> asyncio.Transport:
-        """The transport of a connection that is not cold."""
-        assert not isinstance(self.transport, ColdTransport)
-        return self.transport
-
-    def replace(self, protocol: "ParkingProtocol", is_first: bool = True) -> None:
+    def replace(self, protocol: "ParkingProtocol") -> None:
         """Take the place of a protocol."""
         connections: Any = self.shared.server_state.connections
         connections.discard(protocol)
         connections.add(self)
-        self.warm.set_protocol(self)
-        self.rest(is_first)
+        self.transport.set_protocol(self)
+        self.rest()
 
-    def rest(self, is_first: bool = False) -> None:
-        """Drop the transport after a while, or soon if many have one and this was the connection's first request."""
-        cooling = self.shared.cooling
-        if cooling is not None:
-            cooling.touch(self, _SOON if is_first and len(cooling) > _MANY else None)
-
-    def cool(self) -> None:
-        """Drop the transport, unless there is something to do for it."""
-        connections: Any = self.shared.server_state.connections
-        if self not in connections or isinstance(self.transport, ColdTransport):
-            return  # another protocol has taken its place, or it is cold already
-        if self.held or self.flags & (PAUSED | DEAF) or self.transport.is_closing():
-            return
-        if self.transport.get_write_buffer_size():
-            self.rest()
-        else:
-            self.shared.watch.cool(self)
+    def rest(self) -> None:
+        """Drop the transport after a while, unless a request has come."""
+        if self.shared.cool_after is not None and not self.held and not self.flags & DEAF:
+            self.transport.rest(self.shared.cool_after)
 
     # A parked request, as the application sees it.
 
@@ -242,25 +215,8 @@ class QuietConnection(asyncio.Protocol, TimerTask):
 
     # As the transport sees it.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new transport, because the connection was cold."""
-        cold = self.transport
-        assert isinstance(cold, ColdTransport)
-        self.transport = transport
-        self.shared.protocol_class.limit_buffer(transport)
-        cold.hand_over(transport)
-        _, high = transport.get_write_buffer_limits()
-        # With more in its buffer, the transport itself calls back.
-        if self.flags & PAUSED and transport.get_write_buffer_size() <= high and not transport.is_closing():
-            try:
-                self.resume_writing()
-            except Exception as exception:
-                report(
-                    self.shared.watch.loop, "resume_writing() of a listener raised", exception, listener=self.listener
-                )
-
     def data_received(self, data: bytes) -> None:
-        self.flags &= ~COMING
+        self.transport.stay()
         if self.flags & DEAF:
             return
         if self.listener is None and not self.held:
@@ -278,7 +234,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         # Reading goes on for a while: else the client's disconnect would not be seen.
         self.held += data
         if len(self.held) >= HELD:
-            self.warm.pause_reading()
+            self.transport.pause_reading()
 
     def eof_received(self) -> bool:
         """Begin with the request that has come, as it would have begun before the client ended its side."""
@@ -306,7 +262,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
     def _has_addresses(self) -> bool:
         """Return whether uvicorn can still ask for the addresses of a connection that is lost."""
         try:
-            get_local_addr(self.warm)
+            get_local_addr(self.transport)
         except OSError:  # zuvloop has closed the socket after a reset, so what has come of the request is dropped
             return False
         return True
@@ -347,9 +303,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
 
     def _has_come(self) -> bool:
         """Return whether a cold connection has something to read, for which it gets a transport."""
-        if isinstance(self.transport, ColdTransport):
-            self.transport.look()
-        return bool(self.flags & COMING) and not self.transport.is_closing()
+        return self.transport.look() and not self.transport.is_closing()
 
     def _resume(self) -> None:
         """Hand over the data that has come behind a request, after its answer."""
@@ -365,7 +319,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         self.flags &= ~DUE
         data, self.held = self.held, b""
         if len(data) >= HELD:
-            self.warm.resume_reading()
+            self.transport.resume_reading()
         protocol = self._wake(data)
         protocol.is_late = is_due
         if self.shared.is_stopping:
@@ -377,7 +331,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         shared = self.shared
         self._forget()
         protocol = shared.protocol_class(shared.config, shared.server_state, shared.app_state)
-        protocol.take_over(self.warm, bool(self.flags & NEW))
+        protocol.take_over(self.transport.detach(), bool(self.flags & NEW))
         if self.flags & PAUSED:
             protocol.pause_writing()
         protocol.data_received(data)
@@ -386,5 +340,3 @@ class QuietConnection(asyncio.Protocol, TimerTask):
     def _forget(self) -> None:
         self.shared.timer.cancel(self)
         self.shared.server_state.connections.discard(self)
-        if self.shared.cooling is not None:
-            self.shared.cooling.discard(self)

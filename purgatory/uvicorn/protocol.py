@@ -75,7 +75,7 @@ class ParkingProtocol(HttpToolsProtocol):
         self.limit_buffer(transport)
         self.shared.keep_alive(transport)
         if self.shared.can_replace(transport, self):
-            quiet = QuietConnection(self.shared, transport, False)
+            quiet = QuietConnection(self.shared, transport, False, True)
             quiet.flags |= NEW
             quiet.keep_alive_for(self.first_request_timeout)
             quiet.replace(self)
@@ -189,7 +189,7 @@ class ParkingProtocol(HttpToolsProtocol):
             or self.transport.is_closing()
         ):
             return None
-        quiet = QuietConnection(self.shared, self.transport, self.flow.write_paused)
+        quiet = QuietConnection(self.shared, self.transport, self.flow.write_paused, self.is_first)
         quiet.park(cycle, listener)
         sender.park(quiet)
         # The application has nothing more to receive and to send, and uvicorn nothing to say about that.
@@ -238,7 +238,7 @@ class ParkingProtocol(HttpToolsProtocol):
             if remaining > 0.0:
                 self._settle_in(remaining)
                 return
-        quiet = QuietConnection(self.shared, self.transport, False)
+        quiet = QuietConnection(self.shared, self.transport, False, self.is_first)
         quiet.keep_alive_for(keep_alive)
         self._retire(quiet)
 
@@ -251,7 +251,7 @@ class ParkingProtocol(HttpToolsProtocol):
         self._withdraw()
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
-        quiet.replace(self, self.is_first)
+        quiet.replace(self)
         self._let_go()
 
     def _let_go(self) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from purgatory import IdleTracker, WheelTimer
-from purgatory.uvicorn.cold import Watch
+from purgatory import WheelTimer
+from purgatory.connections import QuietConnections
 from purgatory.uvicorn.framing import Framing
 
 if TYPE_CHECKING:
@@ -37,15 +37,16 @@ class Shared:
         "app_state",
         "config",
         "context",
-        "cooling",
+        "cool_after",
         "framing",
         "is_able",
         "is_stopping",
+        "loop",
         "probes",
         "protocol_class",
+        "quiet",
         "server_state",
         "timer",
-        "watch",
     )
 
     def __init__(
@@ -62,12 +63,13 @@ class Shared:
         self.app_state: dict[str, Any] = app_state
         access_logger = logging.getLogger("uvicorn.access")
         self.access_logger: logging.Logger | None = access_logger if access_logger.hasHandlers() else None
-        self.cooling: IdleTracker[QuietConnection] | None = None
-        """The quiet connections that have a transport. With `None`, they keep it."""
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.cool_after: float | None = None
+        """Seconds after which a quiet connection rests. With `None`, it keeps its transport."""
         if protocol_class.cool_after < math.inf and sys.platform != "win32":  # which cannot watch descriptors
-            self.cooling = IdleTracker(max(protocol_class.cool_after, 0.001), on_idle=lambda quiet: quiet.cool())
-        self.watch: Watch = Watch()
-        """The watch of the connections without a transport."""
+            self.cool_after = max(protocol_class.cool_after, 0.001)
+        self.quiet: QuietConnections = QuietConnections(rest_after=self.cool_after or 3.0)
+        """The quiet connections."""
         self.timer: WheelTimer = WheelTimer(tick=0.02, wheel_size=256)
         """The timer for idle connections, keep-alive, and clients that don't read."""
         self.framing: Framing = Framing()
@@ -92,7 +94,7 @@ class Shared:
         self._due.append(quiet)
         if self._begun < _AT_ONCE:
             if not self._begun:
-                self.watch.loop.call_soon(self._begin_next, context=self.context)
+                self.loop.call_soon(self._begin_next, context=self.context)
             self._begin_one()
 
     def _begin_one(self) -> None:
@@ -102,7 +104,7 @@ class Shared:
     def _begin_next(self) -> None:
         self._begun = 0
         if self._due:
-            self.watch.loop.call_soon(self._begin_next, context=self.context)
+            self.loop.call_soon(self._begin_next, context=self.context)
         while self._due and self._begun < _AT_ONCE:
             self._begin_one()
 
@@ -125,7 +127,7 @@ class Shared:
         if self.is_able is None:
             self.is_able = can_replace(transport, protocol)
             if not self.is_able:
-                logger.warning("%s", unable(self.watch.loop))
+                logger.warning("%s", unable(self.loop))
         return self.is_able
 
 

@@ -79,8 +79,9 @@ async def test_it_rests_after_its_time_and_not_before(connections: QuietConnecti
         while not pair.quiet.is_cold():
             await asyncio.sleep(0.001)
         assert loop.time() - began >= 0.1 - 1e-6
-        with pytest.raises(ValueError, match="timeout"):
-            pair.quiet.rest(-1.0)
+        for wrong in (-1.0, float("inf"), float("nan")):
+            with pytest.raises(ValueError, match="after must be a finite number"):
+                pair.quiet.rest(wrong)
 
 
 async def test_new_connections_rest_sooner_while_there_are_many(
@@ -182,7 +183,25 @@ async def test_a_protocol_that_fails_at_the_end_of_file_is_reported_and_lost(con
         pair.half_close()
         await connections.wait_closed()
         assert [type(error) for error in pair.notes.lost] == [ZeroDivisionError]
-        assert [report["message"] for report in reports] == ["eof_received() of a protocol failed"]
+        assert [report["message"] for report in reports] == ["protocol.eof_received() failed"]
+
+
+async def test_a_protocol_that_fails_to_pause_and_to_resume_is_reported(
+    connections: QuietConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reports.append(context["message"]))
+    async with connected(connections) as pair:
+        pair.notes.is_full = True  # so that both fail
+        monkeypatch.setattr(pair.notes, "resume_writing", pair.notes.pause_writing)
+        await until_cold(pair)
+        pair.quiet.set_write_buffer_limits(0)
+        pair.quiet.write(b"x" * 400_000)
+        while len(pair.read) < 400_000:
+            pair.take()
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        assert reports == ["protocol.pause_writing() failed", "protocol.resume_writing() failed"]
 
 
 async def test_protocol_can_be_replaced_while_it_is_cold(connections: QuietConnections) -> None:

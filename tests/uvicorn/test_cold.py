@@ -22,8 +22,8 @@ from purgatory.bench.case import OURS
 from purgatory.bench.client import Client as Caller
 from purgatory.bench.client import abort, connect
 from purgatory.bench.web.servers import POLLS
+from purgatory.connections import QuietTransport
 from purgatory.uvicorn import ParkingProtocol
-from purgatory.uvicorn.cold import ColdTransport
 from purgatory.uvicorn.protocol import setting as setting_of
 from tests.support.operations import turn
 from tests.uvicorn.board import Board
@@ -35,11 +35,16 @@ def temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ParkingProtocol, "cool_after", 0.0)
 
 
+def is_cold(connection: Any) -> bool:
+    transport = getattr(connection, "transport", None)
+    return isinstance(transport, QuietTransport) and transport.is_cold()
+
+
 async def cold(server: Server) -> Any:
     """The only connection, once it is cold and its transport is closed."""
     while True:
         for connection in server.server_state.connections:
-            if isinstance(getattr(connection, "transport", None), ColdTransport):
+            if is_cold(connection):
                 await turn()
                 return connection
         await turn()
@@ -54,9 +59,9 @@ async def parked(board: Board, server: Server, client: Client, target: str = "/l
 
 async def warming(connection: Any) -> None:
     """Return when the connection is not watched any more, and has no transport yet."""
-    while len(connection.shared.watch):
+    while connection.shared.quiet.num_cold:
         await turn()
-    assert isinstance(connection.transport, ColdTransport)
+    assert connection.transport._transport is None
 
 
 def descriptors() -> int:
@@ -69,14 +74,14 @@ async def test_cold_connection_has_one_descriptor_and_no_timer(board: Board, ser
     connection = await parked(board, server, client)
     shared = connection.shared
     assert descriptors() == before + 1  # that of epoll
-    assert (len(shared.watch), len(shared.cooling), len(shared.timer)) == (1, 0, 0)
+    assert (shared.quiet.num_cold, shared.quiet.num_resting_soon, len(shared.timer)) == (1, 0, 0)
     board.pin("hello")
     assert (await client.receive()).body == b'["hello"]'
-    assert isinstance(connection.transport, ColdTransport)
+    assert is_cold(connection)
     client.writer.close()
     await server.until()
     assert descriptors() == before - 2
-    assert (len(shared.watch), len(shared.timer)) == (0, 0)
+    assert (shared.quiet.num_cold, len(shared.timer)) == (0, 0)
 
 
 async def test_connection_is_cold_after_its_time_and_not_before(board: Board) -> None:
@@ -114,42 +119,12 @@ async def test_without_a_descriptor_they_keep_their_transports_until_there_is_on
                 await each.send("GET", "/look")
             await board.until_waiting(2)
             await asyncio.sleep(0.05)
-            assert not any(isinstance(each.transport, ColdTransport) for each in server.server_state.connections)
+            assert not any(is_cold(each) for each in server.server_state.connections)
             assert caplog.text.count("connections keep their transports, and take a kibibyte more") == 1
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        while not all(isinstance(each.transport, ColdTransport) for each in server.server_state.connections):
+        while not all(is_cold(each) for each in server.server_state.connections):
             await turn()
-
-
-class NoDescriptors:
-    """A loop such as Windows' own, which watches no descriptors."""
-
-    calls = 0
-
-    def add_reader(self, *arguments: object) -> None:
-        self.calls += 1
-        raise NotImplementedError
-
-
-async def test_on_a_loop_that_watches_no_descriptors_it_keeps_its_transport(
-    board: Board, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await client.request("GET", "/now")
-    state: Any = server.server_state
-    loop = NoDescriptors()
-    monkeypatch.setattr(state.purgatory.watch, "loop", loop)
-    before = descriptors()
-    await client.send("GET", "/look")
-    await board.until_waiting(1)
-    while not loop.calls:
-        await turn()
-    await turn()
-    (connection,) = server.server_state.connections
-    assert not isinstance(connection.transport, ColdTransport)
-    assert descriptors() == before
-    board.pin("hello")
-    assert (await client.receive()).body == b'["hello"]'
 
 
 async def test_at_the_limit_of_descriptors_the_server_answers_and_logs_and_goes_on(tmp_path: Path) -> None:
@@ -187,7 +162,7 @@ async def test_at_the_limit_of_descriptors_the_server_answers_and_logs_and_goes_
 async def test_look_without_a_cause_changes_nothing(board: Board, server: Server, client: Client) -> None:
     connection = await parked(board, server, client)
     connection.transport.look()
-    assert len(connection.shared.watch) == 1
+    assert connection.shared.quiet.num_cold == 1
     board.pin("hello")
     assert (await client.receive()).body == b'["hello"]'
 
@@ -204,7 +179,7 @@ class TestMoments:
         await turn()
         board.pin("hello")
         await server.until()
-        assert len(connection.shared.watch) == 0
+        assert connection.shared.quiet.num_cold == 0
 
     @pytest.mark.parametrize("is_seen", [False, True])
     async def test_answer_comes_before_that_of_the_next_request(
@@ -251,8 +226,9 @@ class TestMoments:
         asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
         monkeypatch.setattr(WaitingStream, "resume_writing", resume_writing)
         await part_of_an_event(board, server, client)
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         while not faults:
-            await turn()
+            await client.reader.read(65536)
         assert [str(fault["exception"]) for fault in faults] == ["a listener fails"]
         client.reset()
         await server.until()
@@ -263,7 +239,7 @@ async def part_of_an_event(board: Board, server: Server, client: Client) -> Any:
     connection = await parked(board, server, client, "/events")
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     while True:
-        board.pin("x" * 10_000)
+        board.pin("x" * 400_000)
         await turn()
         if connection.transport.get_write_buffer_size():
             return connection
@@ -279,7 +255,7 @@ async def test_large_answer_is_not_copied_for_each_client(board: Board, server: 
             await client.send("GET", "/look")
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await board.until_waiting(2)
-        while not all(isinstance(each.transport, ColdTransport) for each in server.server_state.connections):
+        while not all(is_cold(each) for each in server.server_state.connections):
             await turn()
         before = sys.getrefcount(body)
         tracemalloc.start()

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import Message, Send
 
 from purgatory.asgi import EventStream
-from purgatory.uvicorn.cold import ColdTransport
+from purgatory.connections import QuietTransport
 from tests.uvicorn.board import Board
 from tests.uvicorn.middlewares import PARKED, wrapping
 from tests.uvicorn.serving import connected, serving
@@ -48,7 +48,7 @@ class Gate:
 
 
 def is_cold(connection: Any) -> bool:
-    return isinstance(connection.transport, ColdTransport)
+    return isinstance(connection.transport, QuietTransport) and connection.transport.is_cold()
 
 
 class TestThrough:
