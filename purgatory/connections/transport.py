@@ -12,30 +12,31 @@ from purgatory.connections.watch import MANY, RETRY, SOON, Watch
 
 Data = bytes | bytearray | memoryview
 
-_FIXED: Final = 1
-"""It keeps the transport that it has."""
-_WARMING: Final = 2
-"""The event loop makes a transport, to which the descriptor belongs."""
+# Those of a connection at rest come first, because Python shares small numbers.
+_OLD: Final = 1
+"""It has been cold twice: after its first data too."""
+_RESTED: Final = 2
+"""It has been cold: after the peer has come."""
 _PAUSED: Final = 4
 """The protocol has paused reading."""
 _ENDED: Final = 8
 """The peer has sent its end of file, which the protocol knows."""
-_FULL: Final = 16
-"""The protocol has been told to pause writing."""
-_EOF: Final = 32
+_EOF: Final = 16
 """The protocol has called `write_eof`."""
-_EOF_DUE: Final = 64
-"""The end of file follows the data that is not sent yet."""
+_FULL: Final = 32
+"""The protocol has been told to pause writing."""
+_FIXED: Final = 64
+"""It keeps the transport that it has."""
 _CLOSING: Final = 128
-_ABORTED: Final = 256
-_RESTED: Final = 512
-"""It has been cold: after the peer has come."""
-_OLD: Final = 1024
-"""It has been cold twice: after its first data too."""
-_DUE: Final = 2048
-"""It rests in the next iteration."""
-_COMING: Final = 4096
+_WARMING: Final = 256
+"""The event loop makes a transport, to which the descriptor belongs."""
+_COMING: Final = 512
 """The peer has sent something, for which the event loop makes a transport."""
+_EOF_DUE: Final = 1024
+"""The end of file follows the data that is not sent yet."""
+_ABORTED: Final = 2048
+_DUE: Final = 4096
+"""It rests in the next iteration."""
 
 _LIMITS: Final = (16_384, 65_536)
 """The limits of a new transport's buffer, of asyncio's loops and of uvloop."""
@@ -69,9 +70,13 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         self._unsent: tuple[Data, ...] = ()
         """What is left for the next transport to send."""
         limits = transport.get_write_buffer_limits()
-        self._limits: tuple[int, int] = _LIMITS if limits == _LIMITS else limits
+        if limits == watch.limits:
+            limits = watch.limits  # the same tuple for all that have the same
+        self._limits: tuple[int, int] = limits
+        watch.limits = limits
+        self._protocol: Any = None
         try:
-            self._protocol: Any = transport.get_protocol()
+            self._protocol = transport.get_protocol()
             transport.set_protocol(self._reader())
         except (AttributeError, NotImplementedError):
             self._flags |= _FIXED
@@ -162,6 +167,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         self._flags |= _FIXED
         self._watch.forget(self)
         self._transport.set_protocol(self._protocol)
+        self._protocol = None  # it usually refers to this object, and both should be freed at once
         return self._transport
 
     def _cool_now(self) -> None:
@@ -290,9 +296,11 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
         if self._transport is not None:
-            self._transport.set_protocol(protocol if self._flags & _FIXED else self._reader())
+            self._transport.set_protocol(self._reader())
 
     def get_protocol(self) -> Any:
+        if self._protocol is None and self._transport is not None:  # after detach()
+            return self._transport.get_protocol()
         return self._protocol
 
     def is_closing(self) -> bool:

@@ -39,12 +39,26 @@ class Member(Protocol):
 class Watch:
     """Sees when the peers of cold connections send something or hang up."""
 
-    __slots__ = ("_cold", "_hopeful", "_num_cold", "_poll", "_said", "_tasks", "_waiters", "idle", "loop", "warm")
+    __slots__ = (
+        "_cold",
+        "_hopeful",
+        "_num_cold",
+        "_poll",
+        "_said",
+        "_tasks",
+        "_waiters",
+        "idle",
+        "limits",
+        "loop",
+        "warm",
+    )
 
     def __init__(self, rest_after: float) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.idle: IdleTracker[Member] = IdleTracker(rest_after, on_idle=lambda member: member.cool())
         """The connections that will rest after a while."""
+        self.limits: tuple[int, int] = (0, 0)
+        """The limits of the last transport's buffer. Most have the same."""
         self.warm: set[Member] = set()
         """The connections that are not cold."""
         self._cold: list[Member | None] = []
