@@ -17,7 +17,6 @@ import psutil
 import pytest
 from starlette.responses import Response
 
-from purgatory.asgi.event_stream import WaitingStream
 from purgatory.bench.case import OURS
 from purgatory.bench.client import Client as Caller
 from purgatory.bench.client import abort, connect
@@ -215,23 +214,6 @@ class TestMoments:
         await server.until()
         await board.until_waiting(0)
         assert await client.ended()
-
-    async def test_listener_that_fails_to_go_on_keeps_its_connection(
-        self, board: Board, server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def resume_writing(stream: object) -> None:
-            raise ValueError("a listener fails")
-
-        faults: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
-        monkeypatch.setattr(WaitingStream, "resume_writing", resume_writing)
-        await part_of_an_event(board, server, client)
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        while not faults:
-            await client.reader.read(65536)
-        assert [str(fault["exception"]) for fault in faults] == ["a listener fails"]
-        client.reset()
-        await server.until()
 
 
 async def part_of_an_event(board: Board, server: Server, client: Client) -> Any:
