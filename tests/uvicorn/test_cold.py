@@ -216,18 +216,6 @@ class TestMoments:
         assert await client.ended()
 
 
-async def part_of_an_event(board: Board, server: Server, client: Client) -> Any:
-    """The connection of a cold event stream that has just sent a part of an event: its client takes no more."""
-    connection = await parked(board, server, client, "/events")
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    while True:
-        board.pin("x" * 400_000)
-        await turn()
-        if connection.transport.get_write_buffer_size():
-            return connection
-        await board.until_waiting(1)
-
-
 async def test_large_answer_is_not_copied_for_each_client(board: Board, server: Server) -> None:
     body = b"x" * 20_000_000
     board.key = lambda notes: "the same"
