@@ -165,8 +165,9 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         if self._transport is None:
             raise RuntimeError("the connection has no transport of the event loop: await warm() first")
         self._flags |= _FIXED
+        if self in self._watch.warm:  # otherwise the event loop can't replace a protocol, and has not
+            self._transport.set_protocol(self._protocol)
         self._watch.forget(self)
-        self._transport.set_protocol(self._protocol)
         self._protocol = None  # it usually refers to this object, and both should be freed at once
         return self._transport
 
@@ -197,7 +198,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
             return
         except OSError as error:
             self._watch.say_once("connections keep their transports, and take a kibibyte more: %s", error)
-            self._watch.loop.call_later(RETRY, self.cool)
+            self._watch.idle.touch(self, RETRY)  # a timer of the loop would not be taken back by stay()
             return
         self.stay()
         self._descriptor = descriptor

@@ -391,6 +391,23 @@ async def test_without_a_descriptor_they_keep_their_transports_until_there_is_on
             await asyncio.sleep(0.01)
 
 
+async def test_a_retry_for_a_descriptor_can_be_taken_back(
+    connections: QuietConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("purgatory.connections.transport.RETRY", 0.05)
+    async with connected(connections) as pair:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() - 1, hard))
+        try:
+            pair.quiet.rest()
+            await asyncio.sleep(0.02)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        pair.quiet.stay()
+        await asyncio.sleep(0.3)
+        assert not pair.quiet.is_cold()
+
+
 @pytest.mark.parametrize("unable", ["set_protocol", "add_reader"])
 async def test_a_loop_that_is_unable_is_named_once_and_nothing_changes(
     connections: QuietConnections, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, unable: str
