@@ -36,12 +36,12 @@ class QuietConnections:
 
     def __len__(self) -> int:
         """Return the number of connections."""
-        return self.num_warm + self.num_cold
+        return self._watch.num_members
 
     @property
     def num_warm(self) -> int:
         """The number of connections that have a transport of the event loop, or wait for one."""
-        return len(self._watch.warm)
+        return self._watch.num_members - self._watch.num_cold
 
     @property
     def num_cold(self) -> int:

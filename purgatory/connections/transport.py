@@ -37,6 +37,8 @@ _EOF_DUE: Final = 1024
 _ABORTED: Final = 2048
 _DUE: Final = 4096
 """It rests in the next iteration."""
+_FORGOTTEN: Final = 8192
+"""The others don't know it (any more)."""
 
 _LIMITS: Final = (16_384, 65_536)
 """The limits of a new transport's buffer, of asyncio's loops and of uvloop."""
@@ -64,7 +66,6 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         self._watch: Watch = watch
         self._context: Context = copy_context() if context is None else context
         self._descriptor: int = -1
-        """The descriptor, while there is no transport."""
         self._flags: int = 0 if is_new else _OLD
         self._transport: asyncio.Transport | None = transport
         self._unsent: tuple[Data, ...] = ()
@@ -79,11 +80,13 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
             self._protocol = transport.get_protocol()
             transport.set_protocol(self._reader())
         except (AttributeError, NotImplementedError):
-            self._flags |= _FIXED
+            self._flags |= _FIXED | _FORGOTTEN
             watch.say_unable()
             return
-        watch.warm.add(self)
         own = transport.get_extra_info("socket")
+        if own is not None:
+            self._descriptor = own.fileno()
+        watch.enter(self, self._descriptor)
         if own is None or own.type != socket.SOCK_STREAM or transport.get_extra_info("sslcontext") is not None:
             self._flags |= _FIXED  # TLS, a pipe
         if transport.get_write_buffer_size() > self._limits[1]:
@@ -137,7 +140,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
 
     def is_cold(self) -> bool:
         """Return whether the connection rests."""
-        return self._descriptor >= 0 and not self._flags & _WARMING
+        return self._transport is None and self._descriptor >= 0 and not self._flags & _WARMING
 
     async def warm(self) -> asyncio.Transport:
         """Wait until the connection has a transport of the event loop, and return that.
@@ -165,9 +168,9 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         if self._transport is None:
             raise RuntimeError("the connection has no transport of the event loop: await warm() first")
         self._flags |= _FIXED
-        if self in self._watch.warm:  # otherwise the event loop can't replace a protocol, and has not
+        if not self._flags & _FORGOTTEN:  # otherwise the event loop can't replace a protocol, and has not
             self._transport.set_protocol(self._protocol)
-        self._watch.forget(self)
+            self._forget()
         self._protocol = None  # it usually refers to this object, and both should be freed at once
         return self._transport
 
@@ -186,7 +189,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         try:
             descriptor = os.dup(transport.get_extra_info("socket").fileno())
             try:
-                self._watch.add(self, descriptor)
+                self._watch.cool(self, self._descriptor, descriptor)
                 if not self._is_watched():
                     self._watch.pause(descriptor)
             except BaseException:
@@ -254,7 +257,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
 
     def _warm(self, connection: socket.socket) -> None:
         """Let the event loop make a transport, to which `connection_made` gives what has come up until then."""
-        self._watch.remove(self, self._descriptor, is_watched=self._is_watched())
+        self._watch.warm(self._descriptor, is_watched=self._is_watched())
         self._flags |= _WARMING
 
         def failed(error: BaseException | None) -> None:
@@ -276,7 +279,8 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
 
     def _end(self, error: Exception | None) -> None:
         """Close a cold connection."""
-        self._watch.remove(self, self._descriptor, is_watched=self._is_watched())
+        self._watch.warm(self._descriptor, is_watched=self._is_watched())
+        self._watch.leave(self, self._descriptor)
         os.close(self._descriptor)
         self._descriptor = -1
         self._flags |= _CLOSING
@@ -415,7 +419,6 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Hand everything to a new transport that has come up since the one before."""
         self._transport = transport
-        self._descriptor = -1
         self._flags &= ~_WARMING
         low, high = self._limits
         transport.set_write_buffer_limits(high, low)
@@ -459,12 +462,16 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._flags |= _CLOSING
-        self._descriptor = -1
-        self._watch.forget(self)
+        self._forget()
         try:
             self._protocol.connection_lost(exc)
         finally:
             self._transport = self._protocol = None
+
+    def _forget(self) -> None:
+        self._flags |= _FORGOTTEN
+        self._watch.forget(self, self._descriptor)
+        self._descriptor = -1
 
     def _reader(self) -> asyncio.BaseProtocol:
         """Return the protocol for the event loop's transport."""

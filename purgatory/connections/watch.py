@@ -40,9 +40,9 @@ class Watch:
     """Sees when the peers of cold connections send something or hang up."""
 
     __slots__ = (
-        "_cold",
         "_hopeful",
-        "_num_cold",
+        "_members",
+        "_others",
         "_poll",
         "_said",
         "_tasks",
@@ -50,7 +50,8 @@ class Watch:
         "idle",
         "limits",
         "loop",
-        "warm",
+        "num_cold",
+        "num_members",
     )
 
     def __init__(self, rest_after: float) -> None:
@@ -59,11 +60,12 @@ class Watch:
         """The connections that will rest after a while."""
         self.limits: tuple[int, int] = (0, 0)
         """The limits of the last transport's buffer. Most have the same."""
-        self.warm: set[Member] = set()
-        """The connections that are not cold."""
-        self._cold: list[Member | None] = []
-        """The cold ones by descriptor, which is a small number, so that a list takes less memory than a dict."""
-        self._num_cold = 0
+        self.num_members = 0
+        self.num_cold = 0
+        self._members: list[Member | None] = []
+        """The connections by descriptor, which is a small number, so that a list takes less memory than a dict."""
+        self._others: set[Member] = set()
+        """Those without a descriptor."""
         self._poll: Epoll | Kqueue | None = None
         """Closed with the last cold connection, so that a server leaves no descriptor behind."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -73,14 +75,9 @@ class Watch:
         """Those that wait for a transport."""
         self._said: set[str] = set()
 
-    @property
-    def num_cold(self) -> int:
-        """The number of connections that are cold."""
-        return self._num_cold
-
     def members(self) -> list[Any]:
         """Return all connections."""
-        return [*self.warm, *(member for member in self._cold if member is not None)]
+        return [*self._others, *(member for member in self._members if member is not None)]
 
     def say_once(self, text: str, *arguments: object) -> None:
         """Log a warning unless it was logged before."""
@@ -97,8 +94,25 @@ class Watch:
             f"{kind.__module__}.{kind.__qualname__}",
         )
 
-    def add(self, member: Member, descriptor: int) -> None:
-        """Watch a descriptor for a connection that gets cold."""
+    def enter(self, member: Member, descriptor: int) -> None:
+        """Take in a connection that has a transport, and perhaps a descriptor, or else -1."""
+        self.num_members += 1
+        if descriptor < 0:
+            self._others.add(member)
+        else:
+            self._place(member, descriptor)
+
+    def _place(self, member: Member, descriptor: int) -> None:
+        self._members += [None] * (descriptor + 1 - len(self._members))
+        self._members[descriptor] = member
+
+    def leave(self, member: Member, descriptor: int) -> None:
+        """Let other connections have the descriptor of one that will be forgotten."""
+        if self._members[descriptor] is member:  # otherwise another one has got it already
+            self._members[descriptor] = None
+
+    def cool(self, member: Member, before: int, descriptor: int) -> None:
+        """Watch a descriptor for a connection that gets cold, and that had another one before."""
         if self._poll is None:
             poll = descriptors()
             # In a context of its own, because the loop keeps that for as long as connections of many contexts are cold.
@@ -109,19 +123,16 @@ class Watch:
         except OSError:
             self._close_if_empty()
             raise
-        self._cold += [None] * (descriptor + 1 - len(self._cold))
-        self._cold[descriptor] = member
-        self._num_cold += 1
-        self.warm.discard(member)
+        self.leave(member, before)
+        self._place(member, descriptor)
+        self.num_cold += 1
 
-    def remove(self, member: Member, descriptor: int, *, is_watched: bool) -> None:
+    def warm(self, descriptor: int, *, is_watched: bool) -> None:
         """Stop watching the descriptor of a connection that is not cold any more."""
         assert self._poll is not None
         if is_watched:
             self._poll.remove(descriptor)
-        self._cold[descriptor] = None
-        self._num_cold -= 1
-        self.warm.add(member)
+        self.num_cold -= 1
         self._close_if_empty()
 
     def pause(self, descriptor: int) -> None:
@@ -167,14 +178,17 @@ class Watch:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def forget(self, member: Member) -> None:
+    def forget(self, member: Member, descriptor: int) -> None:
         """Forget a connection that is lost, or that does not rest any more."""
+        self.num_members -= 1
         self.idle.discard(member)
-        self.warm.discard(member)
+        self._others.discard(member)
+        if descriptor >= 0:
+            self.leave(member, descriptor)
         for waiter in self._hopeful.pop(member, ()):
             if not waiter.done():
                 waiter.set_exception(ConnectionError("the connection is closed"))
-        if not self.warm and not self._num_cold:
+        if not self.num_members:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 if not waiter.done():
@@ -182,19 +196,19 @@ class Watch:
 
     async def wait_closed(self) -> None:
         """Wait until there is no connection."""
-        while self.warm or self._num_cold:
+        while self.num_members:
             waiter = self.loop.create_future()
             self._waiters.append(waiter)
             await waiter
 
     def _close_if_empty(self) -> None:
-        if self._poll is not None and not self._num_cold:
+        if self._poll is not None and not self.num_cold:
             self.loop.remove_reader(self._poll.fileno())
             self._poll.close()
             self._poll = None
 
     def _look(self) -> None:
         for descriptor in [] if self._poll is None else self._poll.ready():
-            member = self._cold[descriptor]
+            member = self._members[descriptor]
             if member is not None:  # otherwise the one before has ended it
                 member.look()
