@@ -53,9 +53,7 @@ class QuietConnections:
         """The number of connections that have a transport, and for which `rest` was called."""
         return len(self._watch.idle)
 
-    def add(
-        self, transport: asyncio.Transport, *, context: Context | None = None, is_new: bool = True
-    ) -> QuietTransport:
+    def add(self, transport: asyncio.Transport, *, context: Context | None = None) -> QuietTransport:
         """Return a transport for a protocol to use instead of the one that the event loop has given it.
 
         Call this in the protocol's `connection_made`, and use nothing else afterwards. Data then comes to the protocol
@@ -65,13 +63,12 @@ class QuietConnections:
             transport: The transport of the event loop, whose protocol is set, and which reads.
             context: The context of the protocol's callbacks after the connection has been cold. By default, a copy of
                 the current one. Connections that share one take 64 bytes less.
-            is_new: Whether the connection was made just now, so that it may rest sooner (`QuietTransport.rest`).
 
         Raises:
             PurgatoryMisuse: This is another event loop than the registry's.
         """
         check_loop(self, self._watch.loop, "connections.add(transport)")
-        return QuietTransport(self._watch, transport, context, is_new)
+        return QuietTransport(self._watch, transport, context)
 
     def close_clients(self) -> None:
         """Close all connections, each when everything is sent, as `asyncio.Server.close_clients` of CPython 3.13."""

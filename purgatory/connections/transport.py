@@ -47,6 +47,15 @@ _NOBODY: Final = asyncio.Protocol()
 """The protocol of a transport that is given up."""
 
 
+def can_replace(transport: asyncio.Transport) -> bool:
+    """Return whether the event loop lets another protocol take over its transport."""
+    try:
+        transport.set_protocol(transport.get_protocol())
+    except (AttributeError, NotImplementedError):
+        return False
+    return True
+
+
 class QuietTransport(asyncio.Transport, asyncio.Protocol):
     """The transport of a connection, which gives up the event loop's own transport while nothing happens.
 
@@ -61,12 +70,12 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
     # Few slots, because there are very many of these, so each boolean is a bit of `_flags`.
     __slots__ = ("_context", "_descriptor", "_flags", "_limits", "_protocol", "_transport", "_unsent", "_watch")
 
-    def __init__(self, watch: Watch, transport: asyncio.Transport, context: Context | None, is_new: bool) -> None:
+    def __init__(self, watch: Watch, transport: asyncio.Transport, context: Context | None) -> None:
         """Take the place of a transport. `QuietConnections.add` calls this."""
         self._watch: Watch = watch
         self._context: Context = copy_context() if context is None else context
         self._descriptor: int = -1
-        self._flags: int = 0 if is_new else _OLD
+        self._flags: int = 0
         self._transport: asyncio.Transport | None = transport
         self._unsent: tuple[Data, ...] = ()
         """What is left for the next transport to send."""
@@ -76,13 +85,12 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         self._limits: tuple[int, int] = limits
         watch.limits = limits
         self._protocol: Any = None
-        try:
-            self._protocol = transport.get_protocol()
-            transport.set_protocol(self._reader())
-        except (AttributeError, NotImplementedError):
+        if not can_replace(transport):
             self._flags |= _FIXED | _FORGOTTEN
             watch.say_unable()
             return
+        self._protocol = transport.get_protocol()
+        transport.set_protocol(self._reader())
         own = transport.get_extra_info("socket")
         if own is not None:
             self._descriptor = own.fileno()

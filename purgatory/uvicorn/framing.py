@@ -2,9 +2,8 @@
 
 from typing import Final, TypeAlias
 
-from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
-
 from purgatory.asgi.interface import Message
+from purgatory.uvicorn.names import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
 
 HEAD: Final = 1
 """The request's method is HEAD."""
@@ -19,9 +18,7 @@ PAUSED: Final = 32
 """The client doesn't read."""
 DEAF: Final = 64
 """Data from the client is dropped."""
-NEW: Final = 128
-"""The connection has had no request."""
-DUE: Final = 256
+DUE: Final = 128
 """The data that it holds is that of a request, which begins in one of the next iterations."""
 
 Encoded: TypeAlias = tuple[bytes, int, int | None]

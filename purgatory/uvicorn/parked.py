@@ -2,19 +2,14 @@
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-from uvicorn.protocols.utils import get_local_addr, get_path_with_query_string
-
-from purgatory import TimerTask
+from purgatory import Handle
 from purgatory.asgi.interface import Message, ParkedApplication
 from purgatory.connections import QuietTransport
-from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, DUE, HEAD, HTTP_1_0, NEW, PAUSED, STARTED
-from purgatory.uvicorn.shared import Shared
-
-if TYPE_CHECKING:
-    from purgatory.uvicorn.protocol import ParkingProtocol
+from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, DUE, HEAD, HTTP_1_0, PAUSED, STARTED
+from purgatory.uvicorn.names import RequestResponseCycle, get_local_addr, get_path_with_query_string
+from purgatory.uvicorn.shared import Busy, Shared
 
 logger: Final = logging.getLogger("uvicorn.error")
 
@@ -25,33 +20,29 @@ _LARGE: Final = 16_384
 """Bytes of a body from which it is not copied, because many connections may get the same body."""
 
 
-class _Lost(asyncio.Transport):
-    """The transport of a request that begins after its client has left."""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Drop the answer."""
-
-    def close(self) -> None:
-        """It is closed already."""
-
-
-_LOST: Final = _Lost()
-
-
-class QuietConnection(asyncio.Protocol, TimerTask):
-    """A connection that is idle or has a parked request, in few bytes.
-
-    As a timer's entry it waits for the end of keep-alive, or for the timeout of a client that doesn't read.
-    """
+class QuietConnection(asyncio.Protocol):
+    """A connection that is idle or has a parked request, in few bytes."""
 
     # Few slots, because there are very many of these, so each boolean is a bit of `flags`.
-    __slots__ = ("buffered", "client", "flags", "held", "listener", "remaining", "request", "shared", "transport")
+    __slots__ = (
+        "buffered",
+        "client",
+        "deadline",
+        "flags",
+        "held",
+        "listener",
+        "remaining",
+        "request",
+        "shared",
+        "transport",
+    )
 
-    def __init__(self, shared: Shared, transport: asyncio.Transport, paused: bool, is_new: bool) -> None:
-        super().__init__()
+    def __init__(self, shared: Shared, transport: QuietTransport, paused: bool = False) -> None:
         self.shared: Shared = shared
-        self.transport: QuietTransport = shared.quiet.add(transport, context=shared.context, is_new=is_new)
+        self.transport: QuietTransport = transport
         self.flags: int = 0
+        self.deadline: Handle | None = None
+        """The end of keep-alive, or of the patience with a client that doesn't read."""
         self.buffered: int = 0
         """Bytes in the transport's buffer at the last look."""
         self.held: bytes = b""
@@ -85,13 +76,13 @@ class QuietConnection(asyncio.Protocol, TimerTask):
 
     def keep_alive_for(self, seconds: float | None) -> None:
         """Close the connection unless data comes in `seconds`."""
-        timer = self.shared.timer
-        if seconds is None:
-            timer.cancel(self)
-        else:
-            timer.reschedule(self, timer.time() + seconds)
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+        if seconds is not None:
+            self.deadline = self.shared.timer.call_later(seconds, self._end_wait, context=self.shared.context)
 
-    def replace(self, protocol: "ParkingProtocol") -> None:
+    def replace(self, protocol: Busy) -> None:
         """Take the place of a protocol."""
         connections: Any = self.shared.server_state.connections
         connections.discard(protocol)
@@ -224,7 +215,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             self.flags |= DUE
             if not self.flags & PAUSED:
                 self.keep_alive_for(None)  # it isn't idle any more
-            self.shared.begin(self)
+            self.shared.begin(self.begin)
             return
         limit = self.shared.protocol_class.most_behind
         if self.listener is not None and limit is not None and len(self.held) + len(data) > limit:
@@ -248,11 +239,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             self.flags &= ~DUE
             data, self.held = self.held, b""
             # As above: the request has come before the client has left.
-            protocol = self._wake(data)
-            asyncio.get_running_loop().call_soon(protocol.connection_lost, exc)
-            cycle: RequestResponseCycle | None = protocol.cycle
-            if cycle is not None:
-                cycle.transport = _LOST  # uvloop's raises if something is written
+            asyncio.get_running_loop().call_soon(self._wake(data).connection_lost, exc)
             return
         self._forget()
         listener, self.listener = self.listener, None
@@ -289,7 +276,8 @@ class QuietConnection(asyncio.Protocol, TimerTask):
 
     # As the timer sees it.
 
-    def run(self) -> None:
+    def _end_wait(self) -> None:
+        self.deadline = None
         if not self.flags & PAUSED:
             if not self._has_come():
                 self._close()  # the end of keep-alive
@@ -311,7 +299,7 @@ class QuietConnection(asyncio.Protocol, TimerTask):
         if protocol is not None:
             protocol.wait_for_more()
 
-    def begin(self) -> "ParkingProtocol | None":
+    def begin(self) -> Busy | None:
         """Hand the data that has come to uvicorn's protocol, and return it. Return `None` if there is nothing to do."""
         if not self.held or self.transport.is_closing():
             return None
@@ -326,17 +314,17 @@ class QuietConnection(asyncio.Protocol, TimerTask):
             protocol.shutdown()
         return protocol
 
-    def _wake(self, data: bytes) -> "ParkingProtocol":
+    def _wake(self, data: bytes) -> Busy:
         """Let uvicorn's protocol replace this one."""
         shared = self.shared
         self._forget()
         protocol = shared.protocol_class(shared.config, shared.server_state, shared.app_state)
-        protocol.take_over(self.transport.detach(), bool(self.flags & NEW))
+        protocol.take_over(self.transport)
         if self.flags & PAUSED:
             protocol.pause_writing()
         protocol.data_received(data)
         return protocol
 
     def _forget(self) -> None:
-        self.shared.timer.cancel(self)
+        self.keep_alive_for(None)
         self.shared.server_state.connections.discard(self)

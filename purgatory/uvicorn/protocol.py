@@ -5,13 +5,10 @@ import math
 import os
 from typing import Any, ClassVar, cast
 
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
-
 from purgatory import Handle
 from purgatory.asgi.interface import EXTENSION, ParkedApplication, Receive, Scope, Send
-from purgatory.uvicorn.framing import NEW
+from purgatory.connections import QuietTransport
+from purgatory.uvicorn.names import Config, HttpToolsProtocol, RequestResponseCycle, ServerState
 from purgatory.uvicorn.parked import HELD, QuietConnection
 from purgatory.uvicorn.sender import Sender
 from purgatory.uvicorn.shared import Shared
@@ -74,27 +71,20 @@ class ParkingProtocol(HttpToolsProtocol):
         """Become quiet until data comes, because after a deployment all clients connect at once."""
         self.limit_buffer(transport)
         self.shared.keep_alive(transport)
-        if self.shared.can_replace(transport, self):
-            quiet = QuietConnection(self.shared, transport, False, True)
-            quiet.flags |= NEW
+        if self.shared.can_replace(transport):
+            quiet = QuietConnection(self.shared, self.shared.quiet.add(transport, context=self.shared.context))
             quiet.keep_alive_for(self.first_request_timeout)
             quiet.replace(self)
         else:
-            self.take_over(transport, True)
+            self.take_over(transport)
 
-    def take_over(self, transport: asyncio.Transport, is_first: bool) -> None:
-        """Begin to parse and to handle the requests of a connection, because data comes.
-
-        Args:
-            transport: The transport of the connection.
-            is_first: Whether these are the first requests of the connection.
-        """
+    def take_over(self, transport: asyncio.Transport) -> None:
+        """Begin to parse and to handle the requests of a connection, because data comes."""
         shared = self.shared
         super().__init__(shared.config, shared.server_state, shared.app_state, self._loop)
         del self.app  # the method takes its place
         self.settling: Handle | None = None
         """The call of `_settle`. There is none while it has found a request, until the response."""
-        self.is_first: bool = is_first
         self.is_late: bool = False
         """Whether a request has waited to begin."""
         self.running: RequestResponseCycle | None = None
@@ -104,6 +94,12 @@ class ParkingProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if shared.is_able:
             transport.set_protocol(self)
+
+    def handle_websocket_upgrade(self) -> None:
+        """Give the connection to another protocol, with the event loop's transport, because it won't be idle."""
+        if isinstance(self.transport, QuietTransport):
+            self.transport = self.transport.detach()
+        super().handle_websocket_upgrade()
 
     @staticmethod
     def limit_buffer(transport: asyncio.Transport) -> None:
@@ -187,9 +183,10 @@ class ParkingProtocol(HttpToolsProtocol):
             or self.pipeline
             or self.scope is not cycle.scope  # the parser has begun with the next request
             or self.transport.is_closing()
+            or not isinstance(self.transport, QuietTransport)
         ):
             return None
-        quiet = QuietConnection(self.shared, self.transport, self.flow.write_paused, self.is_first)
+        quiet = QuietConnection(self.shared, self.transport, self.flow.write_paused)
         quiet.park(cycle, listener)
         sender.park(quiet)
         # The application has nothing more to receive and to send, and uvicorn nothing to say about that.
@@ -226,6 +223,7 @@ class ParkingProtocol(HttpToolsProtocol):
             or (cycle is not None and (not cycle.response_complete or cycle.more_body))
             or self.flow.write_paused
             or self.transport.is_closing()
+            or not isinstance(self.transport, QuietTransport)
         ):
             return
         keep_alive = self.first_request_timeout
@@ -238,7 +236,7 @@ class ParkingProtocol(HttpToolsProtocol):
             if remaining > 0.0:
                 self._settle_in(remaining)
                 return
-        quiet = QuietConnection(self.shared, self.transport, False, self.is_first)
+        quiet = QuietConnection(self.shared, self.transport)
         quiet.keep_alive_for(keep_alive)
         self._retire(quiet)
 

@@ -1,14 +1,11 @@
 """The `send` of a request, which middlewares may keep when the request is parked."""
 
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
-
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from typing import Any
 
 from purgatory.asgi.interface import Message, Send
-
-if TYPE_CHECKING:
-    from purgatory.uvicorn.parked import QuietConnection
+from purgatory.uvicorn.names import RequestResponseCycle
+from purgatory.uvicorn.parked import QuietConnection
 
 
 class Sender:
@@ -36,12 +33,12 @@ class Sender:
         sender = getattr(send, "__self__", None)
         return sender if isinstance(sender, Sender) and sender._send == cycle.send else None
 
-    def park(self, quiet: "QuietConnection") -> None:
+    def park(self, quiet: QuietConnection) -> None:
         """Send to `quiet` from now on."""
         self.quiet = quiet
         self._send = None
 
-    async def _accept(self, quiet: "QuietConnection", message: Message) -> None:
+    async def _accept(self, quiet: QuietConnection, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._head = message
         elif self._head is None:

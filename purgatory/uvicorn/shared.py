@@ -6,25 +6,46 @@ import math
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, Final
-
-from uvicorn.config import Config
-from uvicorn.server import ServerState
+from typing import Any, ClassVar, Final, Protocol
 
 from purgatory import WheelTimer
-from purgatory.connections import QuietConnections
+from purgatory.connections import QuietConnections, QuietTransport
+from purgatory.connections.transport import can_replace
 from purgatory.uvicorn.framing import Framing
-
-if TYPE_CHECKING:
-    from purgatory.uvicorn.parked import QuietConnection
-    from purgatory.uvicorn.protocol import ParkingProtocol
+from purgatory.uvicorn.names import Config, RequestResponseCycle, ServerState
 
 logger: Final = logging.getLogger("uvicorn.error")
 
 _AT_ONCE: Final = 16
 """The most quiet connections that begin with a request in one iteration."""
+
+
+class Busy(Protocol):
+    """A connection with a request to parse or to handle, as the quiet ones know it: `ParkingProtocol`."""
+
+    cool_after: ClassVar[float]
+    tcp_keep_alive: ClassVar[float]
+    most_behind: ClassVar[int | None]
+    write_timeout: ClassVar[float]
+    cycle: RequestResponseCycle
+    is_late: bool
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None: ...
+
+    def take_over(self, transport: QuietTransport) -> None: ...
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def wait_for_more(self) -> None: ...
 
 
 class Shared:
@@ -51,12 +72,12 @@ class Shared:
 
     def __init__(
         self,
-        protocol_class: "type[ParkingProtocol]",
+        protocol_class: type[Busy],
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
     ) -> None:
-        self.protocol_class: type[ParkingProtocol] = protocol_class
+        self.protocol_class: type[Busy] = protocol_class
         """The class of connections that are not quiet."""
         self.config: Config = config
         self.server_state: ServerState = server_state
@@ -79,19 +100,19 @@ class Shared:
         """The options of sockets for TCP's keep-alive."""
         self._begun: int = 0
         """The connections that have begun with a request in this iteration."""
-        self._due: deque[QuietConnection] = deque()
+        self._due: deque[Callable[[], object]] = deque()
         """Those that begin in one of the next iterations."""
         self.is_stopping: bool = False
         """Whether the server shuts down."""
         self.context: Context = copy_context()
         """The server's own context, for requests that begin at the end of another one."""
 
-    def begin(self, quiet: "QuietConnection") -> None:
+    def begin(self, begin: Callable[[], object]) -> None:
         """Let a connection handle the data that it holds, now or in one of the next iterations.
 
         If thousands of requests began in the same iteration, thousands of parsers and tasks would be there at once.
         """
-        self._due.append(quiet)
+        self._due.append(begin)
         if self._begun < _AT_ONCE:
             if not self._begun:
                 self.loop.call_soon(self._begin_next, context=self.context)
@@ -99,7 +120,7 @@ class Shared:
 
     def _begin_one(self) -> None:
         self._begun += 1
-        self._due.popleft().begin()
+        self._due.popleft()()
 
     def _begin_next(self) -> None:
         self._begun = 0
@@ -122,10 +143,10 @@ class Shared:
                 connection.setsockopt(level, option, value)
         connection.detach()
 
-    def can_replace(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> bool:
+    def can_replace(self, transport: asyncio.Transport) -> bool:
         """Return whether another protocol can take over a connection. Log once if the event loop doesn't allow it."""
         if self.is_able is None:
-            self.is_able = can_replace(transport, protocol)
+            self.is_able = can_replace(transport)
             if not self.is_able:
                 logger.warning("%s", unable(self.loop))
         return self.is_able
@@ -139,15 +160,6 @@ def probes(seconds: float) -> list[tuple[int, int, int]]:
     numbers = {"TCP_KEEPIDLE": idle, "TCP_KEEPALIVE": idle, "TCP_KEEPINTVL": max(idle // 6, 1), "TCP_KEEPCNT": 3}
     tcp = [(socket.IPPROTO_TCP, getattr(socket, name), numbers[name]) for name in numbers if hasattr(socket, name)]
     return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *tcp]  # macOS has another name for the first
-
-
-def can_replace(transport: asyncio.Transport, protocol: asyncio.Protocol) -> bool:
-    """Return whether the protocol of `transport`, which is `protocol`, can be replaced."""
-    try:
-        transport.set_protocol(protocol)
-    except (AttributeError, NotImplementedError):
-        return False
-    return True
 
 
 def unable(loop: asyncio.AbstractEventLoop) -> str:

@@ -33,7 +33,7 @@ class HttpToolsProtocol(ParkingProtocol):  # the tests ask for the name
     def connection_made(self, transport):
         global made
         made += 1
-        self.take_over(transport, True)  # the tests send to this object
+        self.take_over(transport)  # the tests send to this object
 
 
 httptools_impl.HttpToolsProtocol = HttpToolsProtocol

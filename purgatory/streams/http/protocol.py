@@ -9,11 +9,11 @@ from http import HTTPStatus
 from typing import Any, ClassVar, Final, NoReturn
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from purgatory.streams.admission import RETRY, SMALL, Budget, Hold, Refusal, address
-from purgatory.uvicorn import ParkingProtocol
+from purgatory.uvicorn.names import RequestResponseCycle
 from purgatory.uvicorn.parked import QuietConnection
+from purgatory.uvicorn.protocol import ParkingProtocol
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 """Most bytes of the request line and the headers."""
@@ -93,7 +93,7 @@ class BoundedProtocol(ParkingProtocol):
         if self.most_connections is None or len(self.shared.server_state.connections) < self.most_connections:
             super().connection_made(transport)
             return
-        self.take_over(transport, True)
+        self.take_over(transport)
         BoundedProtocol.refused += 1
         now = self.loop.time()
         if now > BoundedProtocol._logged_at + _LOGGED:
