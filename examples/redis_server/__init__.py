@@ -1,0 +1,1 @@
+"""A server of Redis's protocol with blocking commands, and its memory."""
