@@ -29,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             import_module(f"purgatory.{package}.command").add_to(subcommands)
         except ModuleNotFoundError as error:
             missing[name] = f"needs {error.name}: {install(extra)}"
-            subcommands.add_parser(name, help=missing[name])
+        except ImportError as error:  # a uvicorn that is not known
+            missing[name] = f"can't run: {error}"
+    for name, fault in missing.items():
+        subcommands.add_parser(name, help=fault)
     if given and given[0] in missing:  # its options are not known
         sys.exit(f"purgatory {given[0]} {missing[given[0]]}")
     options = parser.parse_args(given)

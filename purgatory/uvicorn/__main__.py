@@ -8,11 +8,12 @@ from uvicorn import main
 
 try:
     from purgatory.uvicorn.faults import faults
-except ImportError:  # another uvicorn than those that are known, as was said
+except ImportError:  # a uvicorn that is not known
+    from purgatory.uvicorn import ParkingProtocol
 
     def faults(http: str, loop: str) -> Iterator[str]:
-        """Say nothing more."""
-        yield from ()
+        """Say why nothing will be parked."""
+        yield ParkingProtocol.fault  # type: ignore[attr-defined]
 
 
 @click.pass_context

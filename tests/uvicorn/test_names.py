@@ -3,6 +3,7 @@
 import ast
 import dis
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -69,7 +70,8 @@ def test_uvicorns_modules_are_imported_in_one_place() -> None:
             assert {each for each in found if each.startswith("uvicorn.")} <= {"uvicorn.protocols.http.auto"}, path
 
 
-def test_the_oldest_release_is_that_of_the_extra() -> None:
+def test_the_oldest_release_is_that_of_the_extra_and_the_page_says_which_were_tested() -> None:
+    assert f"uvicorn {names.TESTED}." in " ".join((ROOT / "purgatory/uvicorn/APPLICATIONS.md").read_text().split())
     oldest, newest = names.TESTED.split(" to ")
     assert f'"uvicorn>={oldest}"' in (ROOT / "pyproject.toml").read_text()
     assert [int(part) for part in newest.split(".")] > [int(part) for part in oldest.split(".")]
@@ -82,6 +84,16 @@ def answer(url: str) -> str:
             return httpx.get(url).text
         except httpx.ConnectError:
             time.sleep(0.05)
+
+
+def copied(folder: Path, before: str, after: str) -> None:
+    """Copy uvicorn to a folder, with another name."""
+    copy = folder / "uvicorn"
+    shutil.copytree(Path(uvicorn.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in copy.rglob("*.py"):
+        path.write_text(path.read_text().replace(before, after))
+        if before in path.name:
+            path.rename(path.with_name(path.name.replace(before, after)))
 
 
 @pytest.mark.parametrize(
@@ -97,12 +109,7 @@ def answer(url: str) -> str:
 def test_another_uvicorn_serves_without_parking_and_says_why(
     before: str, after: str, fault: str, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "uvicorn"
-    shutil.copytree(Path(uvicorn.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in copy.rglob("*.py"):
-        path.write_text(path.read_text().replace(before, after))
-        if before in path.name:
-            path.rename(path.with_name(path.name.replace(before, after)))
+    copied(tmp_path, before, after)
     (tmp_path / "app.py").write_text(APP)
     port = reserved_port()
     command = [sys.executable, "-m", "purgatory.uvicorn", "app:app", "--port", str(port)]
@@ -117,4 +124,15 @@ def test_another_uvicorn_serves_without_parking_and_says_why(
     assert server.returncode == -signal.SIGTERM, said  # uvicorn raises it again, after its shutdown
     assert f"requests that wait are not parked, and keep their tasks: uvicorn {version('uvicorn')} is not like" in said
     assert fault in said
-    assert said.count("not parked") == 1
+    assert said.count("not parked") == 2  # at the start, and with the first connection
+
+
+def test_purgatory_serve_says_in_a_line_that_it_cannot_run(tmp_path: Path) -> None:
+    copied(tmp_path, "message_event", "message")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-m", "purgatory", "serve", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"purgatory serve can't run: uvicorn \S+ is not like the releases .*\n", done.stderr), (
+        done.stderr
+    )
