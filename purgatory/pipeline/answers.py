@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +18,7 @@ Kind: TypeAlias = tuple[str, str]
 """A purgatory and an operation."""
 
 _SECOND: Final = 1_000_000
+_HOUR, _DAY = 3600 * _SECOND, 86400 * _SECOND
 _FOREVER: Final = 10_000
 """The bin of no timeout."""
 _GAP, _WIDEST = 3, 10
@@ -27,6 +29,8 @@ _CLOSE: Final = 0.03
 _RUNGS: Final = 10
 
 QUANTILES: Final = {"wait_p50_s": 0.5, "wait_p90_s": 0.9, "wait_p99_s": 0.99}
+CAUSES: Final = {"satisfied": ("completed_at_once", "satisfied"), "left": ("cancelled",), "failed": ("failed",)}
+"""Why operations end before their deadlines."""
 OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
 
@@ -90,14 +94,17 @@ def settled(rows: Frame) -> Frame:
 
     Operations that are pending when a process is killed, or when the journal is read, have none, so that the quick ones
     are left of the last arrivals. Those are left out that came later than the last finish of their process minus the
-    longest wait or timeout of their kind. They stay if the purgatory was closed after them, which gives each a row.
+    longest wait or timeout of those with the same timeout. They stay if the purgatory was closed after them, which
+    gives each a row.
     """
     if rows.empty:
         return rows
     rows = rows.assign(process=rows["opened"].fillna(-1))
     process = ["instance", "process"]
     rows["longest"] = rows[["timeout_max", "wait_max"]].max(axis=1)
-    longest = rows.groupby(["instance", "purgatory", "operation"])["longest"].transform("max") * _SECOND
+    # By timeout, because a single client that asks for days must not make a journal of a day too short for all others.
+    alike = ["instance", "purgatory", "operation", "timeout_bin"]
+    longest = rows.groupby(alike)["longest"].transform("max") * _SECOND
     last = rows.groupby(process)["finished"].transform("max")
     closes = rows.where(rows["outcome"] == "closed")["finished"]
     closed = closes.groupby([rows[each] for each in (*process, "purgatory")]).transform("max").fillna(-1)
@@ -148,14 +155,48 @@ def longest_timeout(rows: Frame) -> float | None:
     return None if pd.isna(longest) else float(longest)
 
 
+def same_hours(rows: Frame, *days: date) -> tuple[Frame, str]:
+    """The rows of arrivals of these days in the hours of which each day has some, and these hours in words."""
+    rows = rows[rows["day"].isin(days)]
+    since = rows["arrived"] % _DAY
+    by_day = rows.assign(since=since, until=since + rows["slot"]).groupby("day").agg({"since": "min", "until": "max"})
+    first, last = int(by_day["since"].max()), int(by_day["until"].min())
+    both = rows[(since >= first) & (since + rows["slot"] <= last)]
+    begin, end = (f"{each // _HOUR:02}:{each % _HOUR // (60 * _SECOND):02}" for each in (first, last))
+    return both, f"from {begin} to {end} UTC"
+
+
+def causes(rows: Frame) -> dict[str, Floats]:
+    """The shares that have left at each edge by cause, if nothing ends operations at a timeout.
+
+    That is the cumulative incidence of competing risks (Aalen and Johansen, 1978), of all strata together.
+    """
+    rows = settled(rows)
+    size = int(rows["wait_bin"].max()) - LOWEST + 1 if len(rows) else 1
+
+    def counted(some: Frame) -> Floats:
+        return np.bincount(some["wait_bin"] - LOWEST, some["operations"], size).astype(np.float64)
+
+    at_risk = np.maximum(counted(rows)[::-1].cumsum()[::-1], 1)
+    gone = rows[rows["is_gone"].astype(bool)]
+    before = np.concatenate(([1.0], np.cumprod(1 - counted(gone) / at_risk)[:-1]))
+    return {
+        cause: (before * counted(gone[gone["outcome"].isin(outcomes)]) / at_risk).cumsum()
+        for cause, outcomes in CAUSES.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """What a timeout would do."""
+    """What a timeout would do. The shares of those that expire, are satisfied, leave and fail are 1 together."""
 
     timeout: float
     rate: float
     low: float
     high: float
+    satisfied: float
+    left: float
+    failed: float
     empty_answers: float
     """A second."""
     pending: float
@@ -177,17 +218,22 @@ def ladder(rows: Frame, found: Estimate) -> list[Rung]:
         if min(median, last) / 2 <= each <= last and all(abs(each / other - 1) > _CLOSE for other in named)
     }
     arrivals = float(rows["operations"].sum()) / duration(rows)
+    incidence = causes(rows)
     rungs = []
     for timeout in sorted(chosen)[-_RUNGS:]:
         share = found.at(timeout)
+        place = int(np.searchsorted(EDGES, timeout * (1 - 1e-9)))
+        ended = {cause: float(each[min(place, len(each) - 1)]) for cause, each in incidence.items()}
+        part = (1 - share[0]) / (sum(ended.values()) or 1.0)
         rungs.append(
             Rung(
                 timeout,
                 *share,
-                arrivals * share[0],
-                arrivals * found.waits(timeout),
-                timeout == found.safe,
-                timeout == used,
+                **{cause: part * each for cause, each in ended.items()},
+                empty_answers=arrivals * share[0],
+                pending=arrivals * found.waits(timeout),
+                is_safe=timeout == found.safe,
+                is_used=timeout == used,
             )
         )
     return rungs

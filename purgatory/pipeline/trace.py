@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -69,31 +70,43 @@ def read(spark: SparkSession, path: str) -> DataFrame:
     Numbers, decimals and timestamps that other writers make are cast. Raises `PipelineError`.
     """
     try:
-        # The newest file tells the columns: all others that lack one have null there.
-        found = spark.read.option("basePath", path).option("pathGlobFilter", "*.parquet").parquet(literal(path))
+        files = _files(spark, path, "instance string").inputFiles()  # with a schema, none is opened
     except AnalysisException as error:
-        reasons = {"PATH_NOT_FOUND": "does not exist", "UNABLE_TO_INFER_SCHEMA": "has no Parquet files"}
-        reason = reasons.get(error.getCondition() or "")
-        if reason is None:
+        if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        raise PipelineError(f"{path} {reason}") from None
-    kinds = dict(found.dtypes)
+        raise PipelineError(f"{path} does not exist") from None
+    if not files:
+        raise PipelineError(f"{path} has no Parquet files")
+    # The newest file tells the columns: all others that lack one have null there.
+    newest = literal(unquote(max(files)))
+    kinds = dict(spark.read.option("basePath", path).parquet(newest).dtypes)
     for column in COLUMNS:
         if column not in kinds and column not in _ADDED:
             where = ": files lie in directories named date=DAY/instance=NAME" if column in ("date", "instance") else ""
             raise PipelineError(f"missing column {column} in {path}{where}")
     columns = ", ".join(f"{column} {kinds.get(column, kind)}" for column, kind in COLUMNS.items())
-    rows = spark.read.schema(columns).option("basePath", path).option("pathGlobFilter", "*.parquet")
-    return rows.parquet(literal(path)).select(
+    return _files(spark, path, columns).select(
         *[F.col(column).cast(kind).alias(column) for column, kind in COLUMNS.items()],
         F.expr("_metadata.file_path AS file"),
     )
 
 
-def span(rows: DataFrame) -> dict[date, int]:
-    """The days of a journal, each with the shortest slot, in seconds, that gives it at most sixty slots."""
+def _files(spark: SparkSession, path: str, columns: str) -> DataFrame:
+    found = spark.read.schema(columns).option("basePath", path).option("pathGlobFilter", "*.parquet")
+    return found.parquet(literal(path))
+
+
+def days_in(rows: DataFrame) -> list[date]:
+    """The days of which a journal has files, none of which is opened."""
+    found = {match[1] for file in rows.inputFiles() if (match := re.search(r"/date=(\d{4}-\d\d-\d\d)/", file))}
+    return sorted(map(date.fromisoformat, found))
+
+
+def span(rows: DataFrame, days: Iterable[date]) -> dict[date, int]:
+    """Those of the days that have rows, each with the shortest slot, in seconds, that gives it at most sixty slots."""
     seconds = F.unix_seconds("arrived_at")
-    looked = rows.groupBy("date").agg(F.min(seconds).alias("first"), F.max(seconds).alias("last"))
+    some = rows.where(F.col("date").isin([str(day) for day in days]))
+    looked = some.groupBy("date").agg(F.min(seconds).alias("first"), F.max(seconds).alias("last"))
     return {
         date.fromisoformat(day): next(slot for slot in _SLOTS if (last - first) // slot < _MOST_SLOTS)
         for day, first, last in looked.where("first IS NOT NULL").orderBy("date").collect()
@@ -117,14 +130,14 @@ def rollup(
     if any(file.startswith("batch=") for file in files(path)):
         raise PipelineError(f"{path} is the cube of a stream: name another directory")
     rows = read(spark, journal)
-    slots = span(rows)
     requested = list(days)
+    settled = [] if requested else days_of(path)[:-_AGAIN]
+    # Of the other days no file is read: one of them may be damaged, and there are many.
+    slots = span(rows, requested or [day for day in days_in(rows) if day not in settled])
     for day in requested:
         if day not in slots:
             raise PipelineError(f"{journal} has no operations that arrived on {day}")
-    if not requested:
-        settled = days_of(path)[:-_AGAIN]
-        requested = [day for day in slots if day not in settled]
+    requested = requested or list(slots)
     for day in requested:
         table = _day(rows, day, slots[day])
         save(table, path, day)
@@ -139,7 +152,7 @@ def rollup(
 def of_days(spark: SparkSession, journal: str, is_requested: Callable[[date], bool]) -> pa.Table:
     """The cube of the requested days of a journal, which is written nowhere. Raises `PipelineError`."""
     rows = read(spark, journal)
-    slots = {day: slot for day, slot in span(rows).items() if is_requested(day)}
+    slots = span(rows, filter(is_requested, days_in(rows)))
     if not slots:
         raise PipelineError(f"{journal} has none of these days")
     return pa.concat_tables([_day(rows, day, slot) for day, slot in slots.items()])

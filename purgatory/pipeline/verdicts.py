@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Final, Literal, TypeAlias
 
-from purgatory.pipeline.answers import Frame, estimates, operations
+from purgatory.pipeline.answers import Frame, estimates, operations, same_hours
 from purgatory.pipeline.words import count, kind_name, name, percent, seconds
 
 Colour: TypeAlias = Literal["red", "amber", "green"]
@@ -15,6 +15,10 @@ _MANY: Final = 0.01
 """The share of missed checks from which on they are no exception."""
 _FAR: Final = 2.0
 """How many times as long as the median instance an instance waits that is sick."""
+_SICK: Final = 0.01
+"""Seconds that it waits longer at least: below that nobody notices."""
+_ENDED: Final[dict[str, tuple[float, float]]] = {"failed": (0.01, 0.05), "cancelled": (0.05, 0.2)}
+"""Shares of operations that end so from which on that is worth a look, and is wrong."""
 _LATE: Final[tuple[float, float]] = (0.02, 0.1)
 """Seconds of mean lateness from which on the loop is busy, and very busy."""
 _CHANGED: Final = 1.5
@@ -38,7 +42,7 @@ class Verdict:
 
 def verdicts(rows: Frame, hottest: Frame, timeout_rate: float, compared: tuple[date, date] | None) -> list[Verdict]:
     """All statements, the worst first. `compared` is the day in question and the one that it is compared with."""
-    found = [*_missed(rows, hottest), *_sick(rows, timeout_rate), *_late(rows)]
+    found = [*_missed(rows, hottest), *_ended(rows), *_sick(rows, timeout_rate), *_late(rows)]
     if compared is not None:
         found += _changed(rows, *compared)
     return sorted(found, key=lambda each: ("red", "amber", "green").index(each.colour))
@@ -61,6 +65,28 @@ def _missed(rows: Frame, hottest: Frame) -> list[Verdict]:
     return found or [Verdict("green", "No check was missed.", "The last try at the deadline completed no operation.")]
 
 
+def _ended(rows: Frame) -> list[Verdict]:
+    found = []
+    for kind, some in rows.groupby(["purgatory", "operation"]):
+        row = operations(some, "purgatory", "operation").iloc[0]
+        for outcome, (amber, red) in _ENDED.items():
+            share = row[outcome] / row["operations"]
+            if row["operations"] < _ENOUGH or share < amber:
+                continue
+            ended = operations(some[some["outcome"] == outcome], "purgatory").iloc[0]
+            half, most = seconds(ended["wait_p50_s"]), seconds(ended["wait_p99_s"])
+            if outcome == "failed":
+                text = f"{kind_name(kind)}: {percent(share)} of the operations fail."
+                evidence = f"Half of these have failed within {half}: a method of theirs raised, or fail() was called."
+            else:
+                text = f"{kind_name(kind)}: {percent(share)} of the clients leave before they get an answer."
+                evidence = f"Half of these have left within {half}, and 99 % within {most}."
+                if ended["wait_p99_s"] >= row["wait_p99_s"]:
+                    evidence += " Hardly anything waits longer, so a longer timeout is never reached."
+            found.append(Verdict("red" if share >= red else "amber", text, evidence))
+    return found
+
+
 def _sick(rows: Frame, timeout_rate: float) -> list[Verdict]:
     found = []
     for kind, some in rows.groupby(["purgatory", "operation"]):
@@ -70,7 +96,7 @@ def _sick(rows: Frame, timeout_rate: float) -> list[Verdict]:
             others = each[each["instance"] != row["instance"]]
             for column, words in (("wait_p50_s", "in the median"), ("wait_p90_s", "at the 90th percentile")):
                 usual = others[column].median()
-                if row[column] >= _FAR * usual:
+                if row[column] >= max(_FAR * usual, usual + _SICK):
                     times = f"{row[column] / usual:.1f} times as long"
                     text = f"{name(row['instance'])} is slow: {kind_name(kind)} waits {times}."
                     evidence = f"{seconds(row[column])} {words}, compared with {seconds(usual)} for the others."
@@ -111,6 +137,9 @@ def _late(rows: Frame) -> list[Verdict]:
 def _changed(rows: Frame, today: date, before: date) -> list[Verdict]:
     found = []
     kind = ["purgatory", "operation"]
+    rows, hours = same_hours(rows, today, before)
+    if rows.empty:
+        return [Verdict("amber", f"{today} has no hour in common with {before}.", "So they can't be compared.")]
     here, there = (operations(rows[rows["day"] == day], *kind).set_index(kind) for day in (today, before))
     for each in here.index.symmetric_difference(there.index):
         text = f"{kind_name(each)} is {'new' if each in here.index else 'gone'}."
@@ -123,8 +152,8 @@ def _changed(rows: Frame, today: date, before: date) -> list[Verdict]:
             if few >= _ENOUGH and not 1 / _CHANGED < factor < _CHANGED:
                 times = f"{factor:,.1f}" if factor < 1000 else "over 1,000"
                 text = f"{kind_name(each)} {words[0]} {times} times as {words[1]} on {today}."
-                evidence = f"{shown(now[column])}, compared with {shown(then[column])} on {before}."
+                evidence = f"{shown(now[column])}, compared with {shown(then[column])} on {before}, {hours}."
                 colour: Colour = "amber" if factor > 1 or column == "operations" else "green"
                 found.append(Verdict(colour, text, evidence))
-    text = f"{today} is like {before}."
-    return found or [Verdict("green", text, f"Load, waits and expiries differ by less than {_CHANGED:g} times.")]
+    evidence = f"Load, waits and expiries differ by less than {_CHANGED:g} times, {hours}."
+    return found or [Verdict("green", f"{today} is like {before}.", evidence)]

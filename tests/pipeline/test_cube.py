@@ -281,13 +281,27 @@ class TestRollup:
         with pytest.raises(PipelineError, match="is the cube of a stream: name another directory"):
             rollup(spark, days, str(tmp_path / "cube"), print)
 
+    def test_no_file_of_another_day_is_read(self, spark: SparkSession, tmp_path: Path) -> None:
+        all_days = [DAY + timedelta(days=number) for number in range(5)]
+        for day in all_days:
+            write(tmp_path / "days", [row(0.0)], day=day)
+        journal, path = str(tmp_path / "days"), str(tmp_path / "cube")
+        assert rollup(spark, journal, path, print) == all_days
+        (damaged,) = (tmp_path / "days" / f"date={DAY}").rglob("*.parquet")
+        damaged.write_bytes(damaged.read_bytes()[:-50])
+        assert rollup(spark, journal, path, print) == all_days[3:]
+        assert rollup(spark, journal, path, print, all_days[1:2]) == all_days[1:2]
+        some = trace.of_days(spark, journal, lambda day: day == all_days[4])
+        assert pc.sum(some["operations"]).as_py() == 2  # the operation, and its key
+
     def test_a_day_has_sixty_slots_at_the_most(self, spark: SparkSession, tmp_path: Path) -> None:
         slots = {0: 1, 59: 1, 61: 2, 1000: 20, 86_399: 1800}
         for number, seconds in enumerate(slots):
             begin = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(days=number)
             rows = [row(0.0, arrived_at=begin + timedelta(seconds=second)) for second in (0, seconds)]
             write(tmp_path, rows, day=begin.date())
-        found = trace.span(trace.read(spark, str(tmp_path)))
+        journal = trace.read(spark, str(tmp_path))
+        found = trace.span(journal, trace.days_in(journal))
         assert found == {DAY + timedelta(days=number): slot for number, slot in enumerate(slots.values())}
 
 

@@ -170,6 +170,13 @@ class TestAdvice:
         assert made.reason() == "unsettled"
         assert made.table("rates") == made.table("ladder") == []
 
+    def test_a_single_client_that_is_patient_takes_no_answer_away(self, make: Maker) -> None:
+        rows = service()[:-1]  # of a server that still runs
+        advised = make(rows).table("advice")
+        rows[100] |= {"timeout_s": 172_800.0, "deadline_s": 172_800.0, "outcome": "satisfied", "late_s": None}
+        (patient,) = make(rows).table("advice")
+        assert patient["timeout_s"] == pytest.approx(advised[0]["timeout_s"], rel=0.1)
+
     def test_operations_without_a_deadline(self, make: Maker) -> None:
         rows = [each | {"timeout_s": None, "deadline_s": None} for each in service(timeout=1e6)]
         made = make(rows)
@@ -215,6 +222,54 @@ class TestVerdicts:
         ]
         made = make(rows)
         assert made.verdict("expire in time" if colour == "green" else "The event loop of web-1 is busy") == colour
+
+    def test_an_instance_that_is_slow_by_microseconds_is_not(self, make: Maker) -> None:
+        rows = [
+            row(number / 100, waited_s=waits, instance=name)
+            for name, waits in (("web-1", 2e-6), ("web-2", 5e-6))
+            for number in range(500)
+        ]
+        assert make(rows).verdict("The 2 instances are alike.") == "green"
+
+    def test_clients_that_leave_and_operations_that_fail(self, make: Maker) -> None:
+        random = np.random.default_rng(1)
+        rows = []
+        for number, waits in enumerate(random.lognormal(1.0, 1.0, 6000)):
+            ended = {"waited_s": float(waits), "outcome": "failed" if random.random() < 0.1 else "satisfied"}
+            if waits > 5.0:  # their own timeout
+                ended = {"waited_s": 5.0 + number / 3e5, "outcome": "cancelled"}
+            rows.append(row(number / 30, timeout_s=30.0, **ended))
+        made = make([*rows, row(201.0, timeout_s=30.0, waited_s=0.1, outcome="closed")])
+        (left,) = [each for text, each in made.verdicts.items() if "of the clients leave before" in text]
+        (failed,) = [each for text, each in made.verdicts.items() if "of the operations fail" in text]
+        assert (left.colour, failed.colour) == ("red", "red")
+        assert left.evidence.endswith(
+            "99 % within 5.13 s. Hardly anything waits longer, so a longer timeout is never reached."
+        )
+        for rung in made.table("ladder"):
+            assert sum(rung[each] for each in ("rate", "satisfied", "left", "failed")) == pytest.approx(1.0)
+        last = made.table("ladder")[-1]
+        truth = {each: sum(one["outcome"] == each for one in rows) / len(rows) for each in ("cancelled", "failed")}
+        assert (last["left"], last["failed"]) == pytest.approx((truth["cancelled"], truth["failed"]), abs=0.002)
+        few = [each | ({"outcome": "satisfied"} if number % 4 else {}) for number, each in enumerate(rows)]
+        assert make(few).verdict("of the clients leave") == "amber"
+
+    def test_a_part_of_a_day_is_compared_with_the_same_hours(self, make: Maker) -> None:
+        midnight = START.replace(hour=0)
+        rows = [
+            row(0.0, waited_s=0.1) | {"arrived_at": midnight + timedelta(days=day, seconds=20 * number)}
+            for day, hours in ((0, 24), (1, 10))
+            for number in range(hours * 180)
+        ]
+        before, today = midnight.date(), midnight.date() + timedelta(days=1)
+        made = make(rows, compare=before, now=midnight + timedelta(days=9), slot=1800)
+        assert made.verdict(f"{today} is like {before}.") == "green"
+        assert made.verdicts[f"{today} is like {before}."].evidence.endswith("times, from 00:00 to 10:00 UTC.")
+        late = [each for each in rows if each["arrived_at"] >= midnight + timedelta(hours=12)]
+        apart = [each for each in late if each["arrived_at"].date() == before]
+        apart += [each for each in rows if each["arrived_at"].date() == today]
+        made = make(apart, compare=before, now=midnight + timedelta(days=9), slot=1800)
+        assert made.verdict(f"{today} has no hour in common with {before}.") == "amber"
 
     def test_a_day_beside_another(self, make: Maker) -> None:
         def on(day: int, rows: list[Row]) -> list[Row]:
