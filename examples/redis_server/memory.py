@@ -71,9 +71,10 @@ def main(count: int, seconds: float) -> None:
         "this one": [sys.executable, "-m", "examples.redis_server.server"],
         "the same with a task for each client": [sys.executable, "-m", "examples.redis_server.with_tasks"],
     }
-    if redis := shutil.which("redis-server"):
-        options = ["--save", "", "--maxclients", str(count + 100), "--port"]
-        servers["Redis itself"] = [redis, *options]
+    redis = shutil.which("redis-server")
+    if redis is None:
+        sys.exit("install redis-server, for example by apt-get install redis-server")
+    servers["Redis itself"] = [redis, "--save", "", "--maxclients", str(count + 100), "--port"]
     table = Table("server", "memory of a blocked client", title=f"{count:,} clients in BLPOP")
     for name, command in servers.items():
         table.add_row(name, f"{kibibytes(name, command, count, seconds):.2f} KiB")

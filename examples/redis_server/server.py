@@ -5,6 +5,7 @@ import inspect
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, partialmethod
 from typing import Any
 
@@ -169,8 +170,6 @@ class Server:
 
 
 class Client(asyncio.Protocol):
-    """A connection."""
-
     __slots__ = ("blocked", "channels", "reader", "server", "transport")
 
     def __init__(self, server: Server) -> None:
@@ -195,11 +194,10 @@ class Client(asyncio.Protocol):
                 command = self.reader.gets()
             except hiredis.ProtocolError:
                 self.transport.close()
-                return
+                break
             if command is False:
                 break
-            if not self.reader.has_data():
-                self.reader = None
+            self.reader = self.reader if self.reader.has_data() else None
             answer = self.execute(command)
             if not isinstance(answer, Blocked):
                 self.send(answer)
@@ -243,8 +241,10 @@ class Client(asyncio.Protocol):
 async def main(port: int) -> None:
     server = Server()
     await asyncio.get_running_loop().create_server(lambda: Client(server), "127.0.0.1", port, backlog=4096)
+    print(f"listening on 127.0.0.1:{port}", flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1])))
+    with suppress(KeyboardInterrupt):
+        uvloop.run(main(int(sys.argv[1])))

@@ -39,6 +39,8 @@ _DUE: Final = 4096
 """It rests in the next iteration."""
 _FORGOTTEN: Final = 8192
 """The others don't know it (any more)."""
+_WRITTEN: Final = 16_384
+"""It gets a transport only because the socket has not taken what the protocol has written."""
 
 _LIMITS: Final = (16_384, 65_536)
 """The limits of a new transport's buffer, of asyncio's loops and of uvloop."""
@@ -63,8 +65,8 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
     To the event loop's transport it is the protocol, and it passes everything on to the protocol of the connection.
 
     The connection is *warm* while it has a transport of the event loop, and *cold* while it has only a descriptor. Data
-    from the peer makes it warm, and so does data for the peer that the socket does not take at once. `start_tls` and
-    `sendfile` of the event loop need the transport that `await warm()` returns.
+    from the peer makes it warm. So does data for the peer that the socket does not take at once, until that is sent.
+    `start_tls` and `sendfile` of the event loop need the transport that `await warm()` returns.
     """
 
     # Few slots, because there are very many of these, so each boolean is a bit of `_flags`.
@@ -128,6 +130,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         """
         if not 0.0 <= after < math.inf:
             raise ValueError(f"after must be a finite number of seconds from 0.0, not {after!r}")
+        self._flags &= ~_WRITTEN
         can_rest = not self._flags & (_FIXED | _CLOSING)
         if not can_rest or self.is_cold():
             return can_rest
@@ -143,7 +146,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
 
     def stay(self) -> None:
         """Take back a call of `rest`, unless the connection is cold already."""
-        self._flags &= ~_DUE
+        self._flags &= ~(_DUE | _WRITTEN)
         self._watch.idle.discard(self)
 
     def is_cold(self) -> bool:
@@ -192,7 +195,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         if transport is None or self._flags & (_FIXED | _CLOSING) or transport.is_closing():
             return
         if transport.get_write_buffer_size():
-            self._watch.idle.touch(self)
+            self._watch.idle.touch(self, RETRY)
             return
         try:
             descriptor = os.dup(transport.get_extra_info("socket").fileno())
@@ -376,6 +379,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
                 return
             if sent == (data.nbytes if isinstance(data, memoryview) else len(data)):
                 return
+            self._flags |= _WRITTEN
             self._warm(socket.socket(fileno=self._descriptor))
         # Not copied if it cannot change, because very many connections may get the same data.
         self._unsent = (*self._unsent, memoryview(data if isinstance(data, bytes) else bytes(data))[sent:])
@@ -440,6 +444,8 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         elif not self._is_watched():
             transport.pause_reading()
         self._watch.has_transport(self)
+        if self._flags & _WRITTEN:
+            self.rest(SOON)
         # With more in its buffer, the transport itself will call back.
         if self._flags & _FULL and not transport.is_closing() and transport.get_write_buffer_size() <= high:
             self.resume_writing()

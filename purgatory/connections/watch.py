@@ -13,8 +13,7 @@ from purgatory.connections.descriptors import Epoll, Kqueue, descriptors
 logger: Final = logging.getLogger("purgatory.connections")
 
 RETRY: Final = 1.0
-"""Seconds after which a connection tries to rest again that found no free descriptor."""
-
+"""Seconds after which a connection tries to rest again that had something to write, or found no free descriptor."""
 
 MANY: Final = 256
 """Connections that will rest of which new ones rest sooner. Each has a transport, and its kibibyte stays in the heap if

@@ -118,6 +118,28 @@ async def test_it_does_not_rest_while_there_is_something_to_write(connections: Q
             await asyncio.sleep(0.001)
 
 
+async def test_it_rests_again_when_what_has_made_it_warm_is_sent(connections: QuietConnections) -> None:
+    async with connected(connections) as pair, connected(connections) as other:
+        for each in (pair, other):
+            each.quiet.rest()
+            while not each.quiet.is_cold():
+                await asyncio.sleep(0.001)
+            each.quiet.write(b"x" * 400_000)
+        other.quiet.stay()
+        while len(pair.read) < 400_000 or len(other.read) < 400_000:
+            pair.take()
+            other.take()
+            await asyncio.sleep(0.001)
+        while not pair.quiet.is_cold():
+            await asyncio.sleep(0.01)
+        assert connections.num_resting_soon == 0
+        assert not other.quiet.is_cold()
+        pair.send(10)
+        while len(pair.notes.received) < 10:
+            await asyncio.sleep(0.001)
+        assert not pair.quiet.is_cold()
+
+
 @pytest.mark.parametrize("tcp", [True, False])
 async def test_cold_connection_answers_what_a_transport_is_asked(connections: QuietConnections, tcp: bool) -> None:
     async with connected(connections, tcp=tcp) as pair:
