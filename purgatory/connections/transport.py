@@ -32,8 +32,6 @@ _WARMING: Final = 256
 """The event loop makes a transport, to which the descriptor belongs."""
 _COMING: Final = 512
 """The peer has sent something, for which the event loop makes a transport."""
-_EOF_DUE: Final = 1024
-"""The end of file follows the data that is not sent yet."""
 _ABORTED: Final = 2048
 _DUE: Final = 4096
 """It rests in the next iteration."""
@@ -87,7 +85,9 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         self._limits: tuple[int, int] = limits
         watch.limits = limits
         self._protocol: Any = None
-        if not can_replace(transport):
+        if watch.can_replace is None:
+            watch.can_replace = can_replace(transport)
+        if not watch.can_replace:
             self._flags |= _FIXED | _FORGOTTEN
             watch.say_unable()
             return
@@ -163,7 +163,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         """
         self.stay()
         if self.is_cold():
-            self._warm(socket.socket(fileno=self._descriptor))
+            self._warm()
         if self._flags & _WARMING:
             await self._watch.wait_for_transport(self)
         if self._transport is None or self.is_closing():
@@ -200,9 +200,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         try:
             descriptor = os.dup(transport.get_extra_info("socket").fileno())
             try:
-                self._watch.cool(self, self._descriptor, descriptor)
-                if not self._is_watched():
-                    self._watch.pause(descriptor)
+                self._watch.cool(self, self._descriptor, descriptor, is_watched=self._is_watched())
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -229,26 +227,26 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         """
         if not self.is_cold() or not self._is_watched():
             return bool(self._flags & _COMING)
-        connection = socket.socket(fileno=self._descriptor)
         try:
-            data = connection.recv(1, socket.MSG_PEEK)
+            data = _Borrowed(fileno=self._descriptor).recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            connection.detach()
+            return False
         except OSError as error:
-            connection.detach()
             self._end(error)
-        else:
-            if data:
-                self._flags |= _COMING
-                self._warm(connection)
-                return True
-            connection.detach()
-            self._watch.pause(self._descriptor)
-            self._flags |= _ENDED
-            self._context.run(self._tell_end)
+            return False
+        if data:
+            self._flags |= _COMING
+            self._warm()
+            return True
+        self._watch.pause(self._descriptor)
+        self._flags |= _ENDED
+        # Not at once, because the caller may run in the same context.
+        self._watch.loop.call_soon(self._tell_end, context=self._context)
         return False
 
     def _tell_end(self) -> None:
+        if self._flags & _CLOSING:
+            return
         try:
             keeps_open = self._protocol.eof_received()
         except Exception as error:
@@ -266,8 +264,9 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
     def _is_watched(self) -> bool:
         return not self._flags & (_PAUSED | _ENDED)
 
-    def _warm(self, connection: socket.socket) -> None:
+    def _warm(self) -> None:
         """Let the event loop make a transport, to which `connection_made` gives what has come up until then."""
+        connection = socket.socket(fileno=self._descriptor)
         self._watch.warm(self._descriptor, is_watched=self._is_watched())
         self._flags |= _WARMING
 
@@ -280,7 +279,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
             connection.close()
             self.connection_lost(error if isinstance(error, Exception) else None)
 
-        self._watch.make(self._reader, connection, self._context, failed)
+        self._watch.make(self._reader, connection, self._context, failed, self._pause)
 
     def _fail(self, error: Exception) -> None:
         if self.is_cold():
@@ -380,7 +379,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
             if sent == (data.nbytes if isinstance(data, memoryview) else len(data)):
                 return
             self._flags |= _WRITTEN
-            self._warm(socket.socket(fileno=self._descriptor))
+            self._warm()
         # Not copied if it cannot change, because very many connections may get the same data.
         self._unsent = (*self._unsent, memoryview(data if isinstance(data, bytes) else bytes(data))[sent:])
         if self.get_write_buffer_size() > self._limits[1]:
@@ -399,9 +398,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         self._flags |= _EOF
         if self._transport is not None:
             self._transport.write_eof()
-        elif self._flags & _WARMING:
-            self._flags |= _EOF_DUE
-        else:
+        elif not self._unsent:  # otherwise it comes behind that
             with suppress(OSError):  # the peer has left, which will be noticed
                 _Borrowed(fileno=self._descriptor).shutdown(socket.SHUT_WR)
 
@@ -437,12 +434,11 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         unsent, self._unsent = self._unsent, ()
         for part in unsent:
             transport.write(part)
-        if self._flags & _EOF_DUE:
+        if unsent and self._flags & _EOF:
             transport.write_eof()
         if self._flags & _CLOSING:
             (transport.abort if self._flags & _ABORTED else transport.close)()
-        elif not self._is_watched():
-            transport.pause_reading()
+        self._pause()
         self._watch.has_transport(self)
         if self._flags & _WRITTEN:
             self.rest(SOON)
@@ -450,11 +446,18 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         if self._flags & _FULL and not transport.is_closing() and transport.get_write_buffer_size() <= high:
             self.resume_writing()
 
+    def _pause(self) -> None:
+        """Pause a new transport if the protocol reads nothing."""
+        if self._transport is not None and not self._is_watched() and not self._transport.is_closing():
+            self._transport.pause_reading()
+
     def data_received(self, data: bytes) -> None:
         self._flags &= ~_COMING
         self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
+        if self._flags & _ENDED:
+            return True  # it is known, and the protocol has kept the connection
         self._flags |= _ENDED
         keeps_open: bool | None = self._protocol.eof_received()
         return keeps_open

@@ -46,6 +46,7 @@ class Watch:
         "_said",
         "_tasks",
         "_waiters",
+        "can_replace",
         "idle",
         "limits",
         "loop",
@@ -59,6 +60,8 @@ class Watch:
         """The connections that will rest after a while."""
         self.limits: tuple[int, int] = (0, 0)
         """The limits of the last transport's buffer. Most have the same."""
+        self.can_replace: bool | None = None
+        """Whether the event loop lets another protocol take over a transport, or `None` before the first one."""
         self.num_members = 0
         self.num_cold = 0
         self._members: list[Member | None] = []
@@ -106,11 +109,11 @@ class Watch:
         self._members[descriptor] = member
 
     def leave(self, member: Member, descriptor: int) -> None:
-        """Let other connections have the descriptor of one that will be forgotten."""
+        """Let other connections have a descriptor that one of them had."""
         if self._members[descriptor] is member:  # otherwise another one has got it already
             self._members[descriptor] = None
 
-    def cool(self, member: Member, before: int, descriptor: int) -> None:
+    def cool(self, member: Member, before: int, descriptor: int, *, is_watched: bool) -> None:
         """Watch a descriptor for a connection that gets cold, and that had another one before."""
         if self._poll is None:
             poll = descriptors()
@@ -118,7 +121,8 @@ class Watch:
             copy_context().run(self.loop.add_reader, poll.fileno(), self._look)
             self._poll = poll
         try:
-            self._poll.add(descriptor)
+            if is_watched:
+                self._poll.add(descriptor)
         except OSError:
             self._close_if_empty()
             raise
@@ -150,8 +154,9 @@ class Watch:
         connection: socket.socket,
         context: Any,
         failed: Callable[[BaseException | None], None],
+        made: Callable[[], None],
     ) -> None:
-        """Let the loop make a transport, in a context. `failed` is called if it can't."""
+        """Let the loop make a transport, in a context. `failed` is called if it can't, `made` before it reads."""
 
         def done(task: asyncio.Task[Any]) -> None:
             self._tasks.discard(task)
@@ -164,6 +169,8 @@ class Watch:
         task = self.loop.create_task(making, context=context)
         self._tasks.add(task)
         task.add_done_callback(done)
+        # uvloop begins to read after connection_made. This comes right behind it, and before the loop polls.
+        self.loop.call_soon(self.loop.call_soon, made)
 
     async def wait_for_transport(self, member: Member) -> None:
         """Wait until a connection has a transport. Raise `ConnectionError` if it is lost before."""

@@ -33,9 +33,11 @@ class Noting(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         assert not self.ends
         assert not self.lost
+        assert self.connections is None or self.transport.is_reading()
         self.received += data
 
     def eof_received(self) -> bool:
+        assert self.connections is None or not self.ends  # asyncio's own tells it again after pause and resume
         self.ends += 1
         return self.keeps_open
 

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any, cast
 
@@ -138,6 +138,58 @@ async def test_it_rests_again_when_what_has_made_it_warm_is_sent(connections: Qu
         while len(pair.notes.received) < 10:
             await asyncio.sleep(0.001)
         assert not pair.quiet.is_cold()
+
+
+async def test_paused_connection_reads_nothing_while_it_writes(connections: QuietConnections) -> None:
+    async with connected(connections) as pair:
+        pair.quiet.pause_reading()
+        await until_cold(pair)
+        pair.send(5000)
+        pair.quiet.write(b"x" * 400_000)
+        while len(pair.read) < 400_000:
+            await asyncio.sleep(0.001)
+            pair.take()
+        assert pair.notes.received == b""
+        pair.quiet.resume_reading()
+        while len(pair.notes.received) < 5000:
+            await asyncio.sleep(0.001)
+
+
+async def test_end_of_file_is_told_once_although_the_connection_gets_warm(connections: QuietConnections) -> None:
+    async with connected(connections, keeps_open=True) as pair:
+        await until_cold(pair)
+        pair.half_close()
+        while not pair.notes.ends:
+            await asyncio.sleep(0.001)
+        for _ in range(2):
+            read = len(pair.read)
+            pair.quiet.write(b"x" * 400_000)
+            pair.quiet.pause_reading()
+            pair.quiet.resume_reading()
+            while len(pair.read) < read + 400_000:
+                await asyncio.sleep(0.001)
+                pair.take()
+            pair.quiet.pause_reading()
+            pair.quiet.resume_reading()
+            await asyncio.sleep(0.01)
+        pair.quiet.write_eof()
+        while not pair.ending:
+            await asyncio.sleep(0.001)
+            pair.take()
+        assert (pair.notes.ends, pair.notes.lost) == (1, [])
+
+
+async def test_a_protocol_may_look_in_its_own_context(connections: QuietConnections) -> None:
+    context = copy_context()
+    async with connected(connections) as pair:
+        pair.notes.transport = quiet = connections.add(pair.quiet.detach(), context=context)
+        await until_cold(pair)
+        pair.half_close()
+        assert context.run(quiet.look) is False
+        quiet.close()  # as a protocol may that looks for the last time
+        while not pair.notes.lost:
+            await asyncio.sleep(0.001)
+        assert pair.notes.ends == 0
 
 
 @pytest.mark.parametrize("tcp", [True, False])
