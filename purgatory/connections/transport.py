@@ -43,6 +43,9 @@ _WRITTEN: Final = 16_384
 _LIMITS: Final = (16_384, 65_536)
 """The limits of a new transport's buffer, of asyncio's loops and of uvloop."""
 
+_LARGE: Final = 16_384
+"""Bytes from which a piece is not copied, because many connections may get the same one."""
+
 _NOBODY: Final = asyncio.Protocol()
 """The protocol of a transport that is given up."""
 
@@ -387,7 +390,11 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
 
     def writelines(self, list_of_data: Any) -> None:
         # Not by way of the transport's own, which in some releases of CPython 3.12 does not pause the writer.
-        self.write(b"".join(list_of_data))
+        pieces = list(list_of_data)
+        if max(map(len, pieces), default=0) < _LARGE:
+            pieces = [b"".join(pieces)]
+        for piece in pieces:
+            self.write(piece)
 
     def can_write_eof(self) -> bool:
         return True if self._transport is None else self._transport.can_write_eof()

@@ -1,8 +1,8 @@
 """The head of a response, and its consequences for the rest, as bits."""
 
+from functools import lru_cache
 from typing import Final, TypeAlias
 
-from purgatory.asgi.interface import Message
 from purgatory.uvicorn.names import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
 
 HEAD: Final = 1
@@ -27,34 +27,12 @@ Encoded: TypeAlias = tuple[bytes, int, int | None]
 _WITHOUT_BODY: Final = frozenset((204, 304))
 
 
-class Framing:
-    """Encodes heads by uvicorn's rules. It keeps the last one, because very many connections may get the same head."""
+@lru_cache(maxsize=4)  # very many connections may get the same head
+def encode(status: int, headers: tuple[tuple[bytes, bytes], ...], flags: int) -> Encoded:
+    """Encode the head of a response by uvicorn's rules.
 
-    __slots__ = ("_defaults", "_encoded", "_headers", "_status")
-
-    def __init__(self) -> None:
-        self._status = 0
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._defaults: list[tuple[bytes, bytes]] = []
-        self._encoded: Encoded = (b"", 0, None)
-
-    def head(self, start: Message, defaults: list[tuple[bytes, bytes]], flags: int) -> Encoded:
-        """Encode ASGI's `http.response.start`, with the server's own headers `defaults` first.
-
-        Raise `RuntimeError` for a wrong header, and `KeyError` for a wrong status.
-        """
-        status = start["status"]
-        headers = list(start.get("headers", ()))
-        if flags:
-            return _encode(status, [*defaults, *headers], flags)
-        # By value, and not by identity, because a middleware may have changed a message in place.
-        if status != self._status or headers != self._headers or defaults is not self._defaults:
-            self._encoded = _encode(status, [*defaults, *headers], flags)
-            self._status, self._headers, self._defaults = status, headers, defaults
-        return self._encoded
-
-
-def _encode(status: int, headers: list[tuple[bytes, bytes]], flags: int) -> Encoded:
+    Raise `RuntimeError` for a wrong header, and `KeyError` for a wrong status.
+    """
     content = [STATUS_LINE[status]]
     says_close = False
     length: int | None = None

@@ -54,8 +54,8 @@ USED: Final[dict[type, str]] = {
     "flow handle_websocket_upgrade headers loop on_body on_header on_headers_complete on_message_begin "
     "on_message_complete on_response_complete parser pause_writing pipeline scope server_state shutdown "
     "timeout_keep_alive timeout_keep_alive_handler timeout_keep_alive_task transport url",
-    RequestResponseCycle: "disconnected keep_alive message_event more_body response_complete response_started scope "
-    "send transport waiting_for_100_continue",
+    RequestResponseCycle: "disconnected flow keep_alive message_event more_body response_complete response_started "
+    "scope send transport waiting_for_100_continue",
     ServerState: "connections default_headers total_requests",
 }
 """The attributes of its objects, some of which a subclass in `purgatory.streams` uses."""

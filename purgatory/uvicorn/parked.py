@@ -7,17 +7,14 @@ from typing import Any, Final
 from purgatory import Handle
 from purgatory.asgi.interface import Message, ParkedApplication
 from purgatory.connections import QuietTransport
-from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, DUE, HEAD, HTTP_1_0, PAUSED, STARTED
+from purgatory.uvicorn.framing import CHUNKED, CLOSE, DEAF, DUE, HEAD, HTTP_1_0, PAUSED, STARTED, encode
 from purgatory.uvicorn.names import RequestResponseCycle, get_local_addr, get_path_with_query_string
-from purgatory.uvicorn.shared import Busy, Shared
+from purgatory.uvicorn.shared import Shared
 
 logger: Final = logging.getLogger("uvicorn.error")
 
 HELD: Final = 65_536
 """Bytes behind a parked request at which reading pauses."""
-
-_LARGE: Final = 16_384
-"""Bytes of a body from which it is not copied, because many connections may get the same body."""
 
 
 class QuietConnection(asyncio.Protocol):
@@ -37,7 +34,7 @@ class QuietConnection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, shared: Shared, transport: QuietTransport, paused: bool = False) -> None:
+    def __init__(self, shared: Shared, transport: QuietTransport) -> None:
         self.shared: Shared = shared
         self.transport: QuietTransport = transport
         self.flags: int = 0
@@ -55,8 +52,6 @@ class QuietConnection(asyncio.Protocol):
         """The client of the parked request, for the access log."""
         self.request: str | None = None
         """Method and path of the parked request, for the access log."""
-        if paused:
-            self.pause_writing()
 
     def park(self, cycle: RequestResponseCycle, listener: ParkedApplication) -> None:
         """Copy the parts of the request that its response needs."""
@@ -71,8 +66,8 @@ class QuietConnection(asyncio.Protocol):
         if self.shared.access_logger is not None:
             self.client = scope["client"]
             self.request = f"{scope['method']} {get_path_with_query_string(scope)}"
-        if self.flags & PAUSED:
-            listener.pause_writing()
+        if cycle.flow.write_paused:
+            self.pause_writing()
 
     def keep_alive_for(self, seconds: float | None) -> None:
         """Close the connection unless data comes in `seconds`."""
@@ -82,7 +77,7 @@ class QuietConnection(asyncio.Protocol):
         if seconds is not None:
             self.deadline = self.shared.timer.call_later(seconds, self._end_wait, context=self.shared.context)
 
-    def replace(self, protocol: Busy) -> None:
+    def replace(self, protocol: asyncio.Protocol) -> None:
         """Take the place of a protocol."""
         connections: Any = self.shared.server_state.connections
         connections.discard(protocol)
@@ -109,8 +104,9 @@ class QuietConnection(asyncio.Protocol):
             kind = message["type"]
             if kind == "http.response.start" and not flags & STARTED:
                 status = message["status"]
-                head, flags, remaining = self.shared.framing.head(
-                    message, self.shared.server_state.default_headers, flags
+                headers = [*self.shared.server_state.default_headers, *message.get("headers", ())]
+                head, flags, remaining = encode(
+                    status, tuple((bytes(name), bytes(value)) for name, value in headers), flags
                 )
                 chunks.append(head)
             elif kind == "http.response.body" and flags & STARTED and not complete:
@@ -138,21 +134,11 @@ class QuietConnection(asyncio.Protocol):
         self.flags, self.remaining = flags, remaining
         if status:
             self._log(status)
-        # Not by way of writelines(), which in some releases of CPython 3.12 does not pause the writer.
-        if max(map(len, chunks), default=0) >= _LARGE:
-            for chunk in chunks:
-                self.transport.write(chunk)
-        else:
-            self.transport.write(b"".join(chunks))
+        self.transport.writelines(chunks)
         if self.flags & PAUSED:
             self.buffered = self.transport.get_write_buffer_size()
         if complete:
             self._completed()
-
-    def application_returned(self) -> None:
-        """Notify the listener that the application has returned."""
-        if self.listener is not None:
-            self.listener.returned()
 
     def close(self) -> None:
         """Close the connection without the rest of the response, if that is not complete."""
@@ -184,7 +170,7 @@ class QuietConnection(asyncio.Protocol):
         self.flags &= PAUSED
         if self.held:
             # Deferred, because the next request must not run in this one's context.
-            asyncio.get_running_loop().call_soon(self._resume, context=self.shared.context)
+            self.shared.loop.call_soon(self._resume, context=self.shared.context)
         elif not self.flags:
             self.keep_alive_for(self.shared.config.timeout_keep_alive)
 
@@ -231,7 +217,7 @@ class QuietConnection(asyncio.Protocol):
         """Begin with the request that has come, as it would have begun before the client ended its side."""
         if not self.flags & DUE or self.begin() is None:
             return False
-        asyncio.get_running_loop().call_soon(self.transport.close)  # after the first step of the request's task
+        self.shared.loop.call_soon(self.transport.close)  # after the first step of the request's task
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -239,7 +225,7 @@ class QuietConnection(asyncio.Protocol):
             self.flags &= ~DUE
             data, self.held = self.held, b""
             # As above: the request has come before the client has left.
-            asyncio.get_running_loop().call_soon(self._wake(data).connection_lost, exc)
+            self.shared.loop.call_soon(self._wake(data).connection_lost, exc)
             return
         self._forget()
         listener, self.listener = self.listener, None
@@ -299,7 +285,7 @@ class QuietConnection(asyncio.Protocol):
         if protocol is not None:
             protocol.wait_for_more()
 
-    def begin(self) -> Busy | None:
+    def begin(self) -> Any:
         """Hand the data that has come to uvicorn's protocol, and return it. Return `None` if there is nothing to do."""
         if not self.held or self.transport.is_closing():
             return None
@@ -314,7 +300,7 @@ class QuietConnection(asyncio.Protocol):
             protocol.shutdown()
         return protocol
 
-    def _wake(self, data: bytes) -> Busy:
+    def _wake(self, data: bytes) -> Any:
         """Let uvicorn's protocol replace this one."""
         shared = self.shared
         self._forget()

@@ -69,7 +69,6 @@ class ParkingProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Become quiet until data comes, because after a deployment all clients connect at once."""
-        self.limit_buffer(transport)
         self.shared.keep_alive(transport)
         if self.shared.can_replace(transport):
             quiet = QuietConnection(self.shared, self.shared.quiet.add(transport, context=self.shared.context))
@@ -100,10 +99,6 @@ class ParkingProtocol(HttpToolsProtocol):
         if isinstance(self.transport, QuietTransport):
             self.transport = self.transport.detach()
         super().handle_websocket_upgrade()
-
-    @staticmethod
-    def limit_buffer(transport: asyncio.Transport) -> None:
-        """Set the buffer size of a new transport at which a response pauses. By default, the transport decides."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         # uvicorn tells only the last one that was parsed.
@@ -155,8 +150,8 @@ class ParkingProtocol(HttpToolsProtocol):
         try:
             result: object = await self.config.loaded_app(scope, receive, own)
         finally:
-            if sender.quiet is not None:
-                sender.quiet.application_returned()
+            if sender.quiet is not None and sender.quiet.listener is not None:
+                sender.quiet.listener.returned()
             # Otherwise the scope and its headers would be in a cycle, and wait for the garbage collector.
             extension.clear()
         return result
@@ -186,7 +181,7 @@ class ParkingProtocol(HttpToolsProtocol):
             or not isinstance(self.transport, QuietTransport)
         ):
             return None
-        quiet = QuietConnection(self.shared, self.transport, self.flow.write_paused)
+        quiet = QuietConnection(self.shared, self.transport)
         quiet.park(cycle, listener)
         sender.park(quiet)
         # The application has nothing more to receive and to send, and uvicorn nothing to say about that.

@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final
 
 from purgatory import WheelTimer
-from purgatory.connections import QuietConnections, QuietTransport
+from purgatory.connections import QuietConnections
 from purgatory.connections.transport import can_replace
-from purgatory.uvicorn.framing import Framing
-from purgatory.uvicorn.names import Config, RequestResponseCycle, ServerState
+from purgatory.uvicorn.names import Config, ServerState
 
 logger: Final = logging.getLogger("uvicorn.error")
 
@@ -23,62 +22,18 @@ _AT_ONCE: Final = 16
 """The most quiet connections that begin with a request in one iteration."""
 
 
-class Busy(Protocol):
-    """A connection with a request to parse or to handle, as the quiet ones know it: `ParkingProtocol`."""
-
-    cool_after: ClassVar[float]
-    tcp_keep_alive: ClassVar[float]
-    most_behind: ClassVar[int | None]
-    write_timeout: ClassVar[float]
-    cycle: RequestResponseCycle
-    is_late: bool
-
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None: ...
-
-    def take_over(self, transport: QuietTransport) -> None: ...
-
-    def data_received(self, data: bytes) -> None: ...
-
-    def pause_writing(self) -> None: ...
-
-    def connection_lost(self, exc: Exception | None) -> None: ...
-
-    def shutdown(self) -> None: ...
-
-    def wait_for_more(self) -> None: ...
-
-
 class Shared:
     """The state that the connections of a server share."""
 
-    __slots__ = (
-        "_begun",
-        "_due",
-        "access_logger",
-        "app_state",
-        "config",
-        "context",
-        "cool_after",
-        "framing",
-        "is_able",
-        "is_stopping",
-        "loop",
-        "probes",
-        "protocol_class",
-        "quiet",
-        "server_state",
-        "timer",
-    )
-
     def __init__(
         self,
-        protocol_class: type[Busy],
+        protocol_class: Any,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
     ) -> None:
-        self.protocol_class: type[Busy] = protocol_class
-        """The class of connections that are not quiet."""
+        self.protocol_class = protocol_class
+        """The class of connections that are not quiet: `ParkingProtocol`, which is above this module, or a subclass."""
         self.config: Config = config
         self.server_state: ServerState = server_state
         self.app_state: dict[str, Any] = app_state
@@ -93,7 +48,6 @@ class Shared:
         """The quiet connections."""
         self.timer: WheelTimer = WheelTimer(tick=0.02, wheel_size=256)
         """The timer for idle connections, keep-alive, and clients that don't read."""
-        self.framing: Framing = Framing()
         self.is_able: bool | None = None
         """Whether another protocol can take over a connection on this event loop, or `None` before the first one."""
         self.probes: list[tuple[int, int, int]] = probes(protocol_class.tcp_keep_alive)

@@ -90,6 +90,8 @@ class BoundedProtocol(ParkingProtocol):
         self._hold: Hold | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # A response pauses when more of it is here than what is not counted.
+        transport.set_write_buffer_limits(SMALL)
         if self.most_connections is None or len(self.shared.server_state.connections) < self.most_connections:
             super().connection_made(transport)
             return
@@ -104,11 +106,6 @@ class BoundedProtocol(ParkingProtocol):
         self._is_deaf = True
         self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the server has too many connections", [RETRY])
         transport.close()
-
-    @staticmethod
-    def limit_buffer(transport: asyncio.Transport) -> None:
-        # A response pauses when more of it is here than what is not counted.
-        transport.set_write_buffer_limits(SMALL)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
