@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             import_module(f"purgatory.{package}.command").add_to(subcommands)
         except ModuleNotFoundError as error:
             missing[name] = f"needs {error.name}: {install(extra)}"
-        except ImportError as error:  # a uvicorn that is not known
+        except ImportError as error:  # for example a uvicorn that is not known
             missing[name] = f"can't run: {error}"
     for name, fault in missing.items():
         subcommands.add_parser(name, help=fault)

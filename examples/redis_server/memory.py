@@ -27,13 +27,14 @@ def free_port() -> int:
         return port
 
 
-def connected(port: int) -> socket.socket:
+def connected(port: int, server: "subprocess.Popen[bytes]") -> socket.socket:
     """Connect to a server that starts."""
-    while True:
+    while server.poll() is None:
         try:
             return socket.create_connection(("127.0.0.1", port), 60.0)
         except ConnectionRefusedError:
             time.sleep(0.05)
+    sys.exit("a server has ended")
 
 
 def kibibytes(name: str, command: Sequence[str], count: int, seconds: float) -> float:
@@ -41,14 +42,14 @@ def kibibytes(name: str, command: Sequence[str], count: int, seconds: float) -> 
     port = free_port()
     with subprocess.Popen([*command, str(port)], stdout=subprocess.DEVNULL) as server:
         try:
-            with connected(port) as first:
+            with connected(port, server) as first:
                 first.sendall(PING)
                 assert first.recv(100) == PONG
                 process = psutil.Process(server.pid)
                 before: int = process.memory_info().rss
                 clients = []
                 for number in track(range(1, count + 1), name):
-                    clients.append(connected(port))
+                    clients.append(connected(port, server))
                     clients[-1].sendall(BLOCK)
                     if number % 500 == 0:
                         time.sleep(0.05)

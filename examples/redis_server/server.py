@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, partialmethod
 from typing import Any
+from weakref import WeakValueDictionary
 
 import hiredis
 import uvloop
@@ -18,8 +19,7 @@ from purgatory.connections import QuietConnections
 MOST_UNREAD = 32 * 2**20  # bytes that a client may leave unread, and also bytes that it may send while it blocks
 
 
-class Error(Exception):
-    """What a wrong command answers."""
+class Error(Exception): ...  # what a wrong command answers
 
 
 def encoded(answer: Any) -> bytes:
@@ -34,8 +34,6 @@ def encoded(answer: Any) -> bytes:
             return b"+%b\r\n" % answer.encode()
         case Error():
             return b"-%b\r\n" % str(answer).encode()
-        case tuple():  # several answers
-            return b"".join(map(encoded, answer))
     return b"$-1\r\n"
 
 
@@ -66,7 +64,7 @@ class Server:
     def __init__(self) -> None:
         self.data: dict[bytes, Any] = {}  # strings, lists and streams, but no empty ones
         self.waiting = DelayedOperationPurgatory("blocked clients")
-        self.subscribers: dict[bytes, dict[Client, None]] = {}
+        self.channels: WeakValueDictionary[bytes, set[Client]] = WeakValueDictionary()  # those that have a subscriber
         self.connections = QuietConnections()
         methods = {name.encode(): getattr(self, name) for name in vars(Server) if name[0] != "_"}
         self.commands = {name: (method, inspect.signature(method)) for name, method in methods.items()}
@@ -131,7 +129,7 @@ class Server:
 
     def xread(self, client: "Client", *words: bytes) -> Any:
         names = [word.lower() for word in words]
-        begin = names.index(b"streams") if b"streams" in names else len(words)
+        begin = names.index(b"streams")
         options = dict(zip(names[:begin:2], words[1:begin:2], strict=False))
         middle = begin + 1 + (len(words) - begin) // 2
         after = {}
@@ -151,20 +149,23 @@ class Server:
                 found.append([key, [[b"%d-0" % id_, fields] for id_, fields in entries]])
         return found or None
 
-    def subscribe(self, client: "Client", *channels: bytes) -> Any:
-        for channel in channels:
-            self.subscribers.setdefault(channel, {})[client] = None
-        client.channels += channels
-        return tuple([b"subscribe", channel, number] for number, channel in enumerate(client.channels, 1))
+    def subscribe(self, client: "Client", channel: bytes, *more: bytes) -> Any:
+        answers = []
+        for name in (channel, *more):
+            client.channels[name] = self.channels.setdefault(name, set())
+            client.channels[name].add(client)
+            answers.append([b"subscribe", name, len(client.channels)])
+        return tuple(answers)
 
-    def unsubscribe(self, client: "Client") -> Any:
-        channels, client.channels = client.channels, ()
-        for channel in channels:
-            self.subscribers[channel].pop(client, None)
-        return tuple([b"unsubscribe", channel, len(channels) - n] for n, channel in enumerate(channels, 1))
+    def unsubscribe(self, client: "Client", *channels: bytes) -> Any:
+        answers = []
+        for name in channels or [*client.channels] or [b""]:
+            client.channels.pop(name, set()).discard(client)
+            answers.append([b"unsubscribe", name or None, len(client.channels)])
+        return tuple(answers)
 
     def publish(self, client: "Client", channel: bytes, message: bytes) -> int:
-        for subscriber in (subscribers := [*self.subscribers.get(channel, ())]):
+        for subscriber in (subscribers := [*self.channels.get(channel, ())]):
             subscriber.send([b"message", channel, message])
         return len(subscribers)
 
@@ -176,7 +177,7 @@ class Client(asyncio.Protocol):
         self.server = server
         self.reader: hiredis.Reader | None = None  # of commands that are not complete, or not executed yet
         self.blocked: Blocked | None = None
-        self.channels: tuple[bytes, ...] = ()
+        self.channels: dict[bytes, set[Client]] = {}
 
     def connection_made(self, transport: Any) -> None:
         self.transport: Any = self.server.connections.add(transport)
@@ -217,13 +218,12 @@ class Client(asyncio.Protocol):
             return Error(f"ERR unknown command or wrong number of arguments: {command[0]!r}")
         try:
             return method(self, *command[1:])
-        except Error as error:
-            return error
-        except ValueError:
-            return Error("ERR value is not a number or out of range")
+        except (Error, ValueError) as error:
+            return error if isinstance(error, Error) else Error("ERR syntax error, or not a number or out of range")
 
     def send(self, answer: Any) -> None:
-        self.transport.write(encoded(answer))
+        answers = answer if isinstance(answer, tuple) else (answer,)
+        self.transport.write(b"".join(map(encoded, answers)))
         if self.transport.get_write_buffer_size() > MOST_UNREAD:
             self.transport.abort()
 

@@ -17,12 +17,15 @@ class TaskClient(Client):
         """Execute the commands of a connection, one after the other."""
         self.transport = writer.transport
         commands = hiredis.Reader()
-        while data := await reader.read(65536):
-            commands.feed(data)
-            while (command := commands.gets()) is not False:
-                answer = self.execute(command)
-                self.send(await answer if isinstance(answer, Blocked) else answer)
-        writer.close()
+        try:
+            while data := await reader.read(65536):
+                commands.feed(data)
+                while (command := commands.gets()) is not False:
+                    answer = self.execute(command)
+                    self.send(await answer if isinstance(answer, Blocked) else answer)
+        finally:
+            self.connection_lost(None)
+            writer.close()
 
     def unblock(self, answer: Any) -> None:
         """Leave it to the task."""

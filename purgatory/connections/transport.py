@@ -92,7 +92,7 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
             watch.can_replace = can_replace(transport)
         if not watch.can_replace:
             self._flags |= _FIXED | _FORGOTTEN
-            watch.say_unable()
+            watch.warn_unable()
             return
         self._protocol = transport.get_protocol()
         transport.set_protocol(self._reader())
@@ -209,10 +209,10 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
                 raise
         except NotImplementedError:  # of a loop that cannot watch descriptors
             self._flags |= _FIXED
-            self._watch.say_unable()
+            self._watch.warn_unable()
             return
         except OSError as error:
-            self._watch.say_once("connections keep their transports, and take a kibibyte more: %s", error)
+            self._watch.warn_once("connections keep their transports, and take a kibibyte more: %s", error)
             self._watch.idle.touch(self, RETRY)  # a timer of the loop would not be taken back by stay()
             return
         self.stay()

@@ -16,11 +16,11 @@ RETRY: Final = 1.0
 """Seconds after which a connection tries to rest again that had something to write, or found no free descriptor."""
 
 MANY: Final = 256
-"""Connections that will rest of which new ones rest sooner. Each has a transport, and its kibibyte stays in the heap if
-all peers come at once, as after a deployment."""
+"""With more connections than this about to rest, a new one rests after `SOON`. Each has a transport until then, and its
+kibibyte stays in the heap if all peers come at once, as after a deployment."""
 
 SOON: Final = 0.05
-"""Seconds after which they do."""
+"""Seconds after which it does."""
 
 
 class Member(Protocol):
@@ -37,22 +37,6 @@ class Member(Protocol):
 
 class Watch:
     """Sees when the peers of cold connections send something or hang up."""
-
-    __slots__ = (
-        "_hopeful",
-        "_members",
-        "_others",
-        "_poll",
-        "_said",
-        "_tasks",
-        "_waiters",
-        "can_replace",
-        "idle",
-        "limits",
-        "loop",
-        "num_cold",
-        "num_members",
-    )
 
     def __init__(self, rest_after: float) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
@@ -73,24 +57,24 @@ class Watch:
         self._tasks: set[asyncio.Task[Any]] = set()
         """They make transports. The event loop keeps only weak references."""
         self._waiters: list[asyncio.Future[None]] = []
-        self._hopeful: dict[Member, list[asyncio.Future[None]]] = {}
+        self._transport_waiters: dict[Member, list[asyncio.Future[None]]] = {}
         """Those that wait for a transport."""
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def members(self) -> list[Any]:
         """Return all connections."""
         return [*self._others, *(member for member in self._members if member is not None)]
 
-    def say_once(self, text: str, *arguments: object) -> None:
+    def warn_once(self, text: str, *arguments: object) -> None:
         """Log a warning unless it was logged before."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._logged:
+            self._logged.add(text)
             logger.warning(text, *arguments)
 
-    def say_unable(self) -> None:
+    def warn_unable(self) -> None:
         """Log once that the event loop can't do what is needed."""
         kind = type(self.loop)
-        self.say_once(
+        self.warn_once(
             "connections keep their transports, and take a kibibyte more, because the event loop %s can't watch a "
             "descriptor or replace a protocol: use uvloop or asyncio's own selector loop",
             f"{kind.__module__}.{kind.__qualname__}",
@@ -175,12 +159,12 @@ class Watch:
     async def wait_for_transport(self, member: Member) -> None:
         """Wait until a connection has a transport. Raise `ConnectionError` if it is lost before."""
         waiter = self.loop.create_future()
-        self._hopeful.setdefault(member, []).append(waiter)
+        self._transport_waiters.setdefault(member, []).append(waiter)
         await waiter
 
     def has_transport(self, member: Member) -> None:
         """Wake those that wait for the transport of a connection."""
-        for waiter in self._hopeful.pop(member, ()):
+        for waiter in self._transport_waiters.pop(member, ()):
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -191,7 +175,7 @@ class Watch:
         self._others.discard(member)
         if descriptor >= 0:
             self.leave(member, descriptor)
-        for waiter in self._hopeful.pop(member, ()):
+        for waiter in self._transport_waiters.pop(member, ()):
             if not waiter.done():
                 waiter.set_exception(ConnectionError("the connection is closed"))
         if not self.num_members:

@@ -11,11 +11,11 @@ def unparked(error: ImportError) -> type[Any]:
 
     class UnparkedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         fault = f"requests that wait are not parked, and keep their tasks: {error}"
-        is_told = False
+        is_logged = False
 
         def connection_made(self, transport: Any) -> None:
-            if not UnparkedProtocol.is_told:
-                UnparkedProtocol.is_told = True
+            if not UnparkedProtocol.is_logged:
+                UnparkedProtocol.is_logged = True
                 logging.getLogger("uvicorn.error").warning("%s", self.fault)
             super().connection_made(transport)
 

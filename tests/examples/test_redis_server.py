@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any
 
@@ -80,6 +79,7 @@ class TestBlockingClient:
             ("not a number or out of range", "BLPOP", "absent", "-1"),
             ("not a number or out of range", "BLPOP", "absent", "inf"),
             ("not a number or out of range", "XREAD", "BLOCK", "nan", "STREAMS", "absent", "$"),
+            ("syntax error", "XREAD", "BLOCK", "0", "absent", "$"),
         ]:
             with pytest.raises(redis.ResponseError, match=fault):
                 client.execute_command(*command)
@@ -91,13 +91,6 @@ class TestBlockingClient:
         assert client.brpop(["absent"], timeout=0.2) is None
         assert client.xread({"absent": "$"}, block=200) in ({}, [])
         assert time.monotonic() - began >= 0.6
-
-    def test_pipeline_waits_behind_a_command_that_blocks(self, client: Any, port: int) -> None:
-        pipeline = client.pipeline(transaction=False).blpop(["behind"], 0).ping().rpush("behind", "x").lpop("behind")
-        with ThreadPoolExecutor() as threads, closing(redis.Redis(port=port, protocol=2)) as other:
-            waiting = threads.submit(pipeline.execute)
-            other.rpush("behind", "first")
-            assert waiting.result() == [(b"behind", b"first"), True, 1, b"x"]
 
 
 @asynccontextmanager
@@ -152,6 +145,33 @@ class TestAsyncClient:
             await channel.unsubscribe()
             assert (await channel.get_message(timeout=60))["type"] == "unsubscribe"
             assert await client.publish("news", "nobody") == 0
+
+    async def test_pipeline_waits_behind_a_command_that_blocks(self) -> None:
+        async with serving() as (server, client):
+            pipeline = (
+                client.pipeline(transaction=False).blpop(["behind"], 0).ping().rpush("behind", "x").lpop("behind")
+            )
+            waiting = asyncio.ensure_future(pipeline.execute())
+            await until(lambda: server.waiting.num_delayed == 1)
+            await client.rpush("behind", "first")
+            assert await waiting == [(b"behind", b"first"), True, 1, b"x"]
+
+    async def test_channels_that_nobody_has_subscribed_to_are_gone(self) -> None:
+        async with serving() as (server, client), client.pubsub() as first, client.pubsub() as second:
+            for _ in range(2):
+                await first.execute_command("SUBSCRIBE", "a", "b")
+                assert [(await first.get_message(timeout=60))["data"] for _ in range(2)] in ([1, 2], [2, 2])
+            await second.execute_command("SUBSCRIBE", "b")
+            await second.get_message(timeout=60)
+            assert await client.publish("b", "hello") == 2
+            await first.execute_command("UNSUBSCRIBE", "b")
+            assert await client.publish("b", "hello") == 1
+            await first.execute_command("UNSUBSCRIBE")
+            assert set(server.channels) == {b"b"}
+            await second.aclose()
+            await until(lambda: not server.channels)
+            with pytest.raises(redis.ResponseError, match="wrong number of arguments"):
+                await client.execute_command("SUBSCRIBE")
 
     async def test_client_that_leaves_while_it_blocks_gets_no_item(self) -> None:
         async with serving() as (server, client):
