@@ -102,12 +102,12 @@ class Server:
     def _pop(self, pop: Callable[..., bytes], client: "Client", key: bytes) -> Any:
         return self._find_item(pop, key)[1] if self._value(key, deque) else None
 
-    def _block_to_pop(self, pop: Callable[..., bytes], client: "Client", key: bytes, *more: bytes) -> Any:
-        *keys, timeout = key, *more
+    def _block_to_pop(self, pop: Callable[..., bytes], client: "Client", key: bytes, last: bytes, *more: bytes) -> Any:
+        keys = [key, last, *more][:-1]
         for each in keys:
             self._value(each, deque)
         find = partial(self._find_item, pop, *keys)
-        return self.waiting.try_complete_else_watch(Blocked(client, find, float(timeout)), keys)
+        return self.waiting.try_complete_else_watch(Blocked(client, find, float([last, *more][-1])), keys)
 
     def _find_item(self, pop: Callable[..., bytes], *keys: bytes) -> Any:
         for key in keys:
@@ -193,7 +193,7 @@ class Client(asyncio.Protocol):
         while self.reader is not None and self.blocked is None and not self.transport.is_closing():
             try:
                 command = self.reader.gets()
-            except hiredis.ProtocolError:
+            except (MemoryError, hiredis.ProtocolError):
                 self.transport.close()
                 break
             if command is False:
@@ -218,7 +218,7 @@ class Client(asyncio.Protocol):
             return Error(f"ERR unknown command or wrong number of arguments: {command[0]!r}")
         try:
             return method(self, *command[1:])
-        except (Error, ValueError) as error:
+        except (Error, OverflowError, ValueError) as error:
             return error if isinstance(error, Error) else Error("ERR syntax error, or not a number or out of range")
 
     def send(self, answer: Any) -> None:

@@ -312,6 +312,9 @@ class QuietTransport(asyncio.Transport, asyncio.Protocol):
         return default
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        if self._flags & _FORGOTTEN and self._transport is not None:  # after detach()
+            self._transport.set_protocol(protocol)
+            return
         self._protocol = protocol
         if self._transport is not None:
             self._transport.set_protocol(self._reader())

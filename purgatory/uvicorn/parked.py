@@ -308,7 +308,12 @@ class QuietConnection(asyncio.Protocol):
         protocol.take_over(self.transport)
         if self.flags & PAUSED:
             protocol.pause_writing()
-        protocol.data_received(data)
+        try:
+            protocol.data_received(data)
+        except Exception as error:  # not raised, because the transport that has called may be that of another one
+            fault = {"message": "protocol.data_received() failed", "exception": error, "protocol": protocol}
+            shared.loop.call_exception_handler(fault)
+            self.transport.abort()
         return protocol
 
     def _forget(self) -> None:

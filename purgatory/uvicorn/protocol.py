@@ -96,9 +96,12 @@ class ParkingProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """Give the connection to another protocol, with the event loop's transport, because it won't be idle."""
+        if self.transport.is_closing():
+            return  # the client has left before this begins
         if isinstance(self.transport, QuietTransport):
             self.transport = self.transport.detach()
         super().handle_websocket_upgrade()
+        self._let_go()
 
     def connection_lost(self, exc: Exception | None) -> None:
         # uvicorn tells only the last one that was parsed.
@@ -106,6 +109,7 @@ class ParkingProtocol(HttpToolsProtocol):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
         # uvicorn cancels this only if `exc` is None (its #1604). After a reset the timer would keep the protocol and
         # the request until keep-alive ends: 7200 s and 2 GiB in https://github.com/Soju06/codex-lb/issues/2041.

@@ -179,6 +179,23 @@ async def test_end_of_file_is_logged_once_although_the_connection_gets_warm(conn
         assert (pair.notes.ends, pair.notes.lost) == (1, [])
 
 
+async def test_protocol_that_is_set_after_detach_is_the_loops(connections: QuietConnections) -> None:
+    async with connected(connections) as pair:
+        quiet = pair.quiet
+        own = quiet.detach()
+        after = Noting(False, None)
+        quiet.set_protocol(after)
+        assert own.get_protocol() is quiet.get_protocol() is after
+        pair.send(10)
+        while len(after.received) < 10:
+            await asyncio.sleep(0.001)
+        own.abort()
+        while not after.lost:
+            await asyncio.sleep(0.001)
+        assert len(connections) == 0
+        pair.notes.lost.append(None)
+
+
 async def test_a_protocol_may_look_in_its_own_context(connections: QuietConnections) -> None:
     context = copy_context()
     async with connected(connections) as pair:

@@ -80,6 +80,8 @@ class TestBlockingClient:
             ("not a number or out of range", "BLPOP", "absent", "inf"),
             ("not a number or out of range", "XREAD", "BLOCK", "nan", "STREAMS", "absent", "$"),
             ("syntax error", "XREAD", "BLOCK", "0", "absent", "$"),
+            ("out of range", "XREAD", "BLOCK", "9" * 400, "STREAMS", "absent", "$"),
+            ("wrong number of arguments", "BLPOP", "1"),
         ]:
             with pytest.raises(redis.ResponseError, match=fault):
                 client.execute_command(*command)
