@@ -142,7 +142,12 @@ def _advice(rows: Frame, found: Estimate | None, timeout_rate: float) -> str:
         )
     if found.reason is None and found.safe is not None:
         share = percent(timeout_rate)
-        return f"{seconds(found.safe)}. With this timeout at most {share} expire, with a probability of 90 %."
+        days = rows["day"].nunique()
+        recorded = "this one" if days == 1 else f"these {days}"
+        return (
+            f"{seconds(found.safe)}. With this timeout at most {share} expire, with a probability of 90 % if the days "
+            f"ahead are like {recorded}."
+        )
     last = float(found.rates[-1])
     longest = float(EDGES[len(found.rates) - 1]) if used is None else used
     until, longer = seconds(longest), seconds(longest * _LONGER)

@@ -124,7 +124,9 @@ def service(count: int = 4000, median: float = 0.5, timeout: float = 5.0, **colu
 class TestAdvice:
     def test_a_timeout_that_keeps_the_share(self, make: Maker) -> None:
         made = make(service())
-        assert made.advice[KIND].endswith(" s. With this timeout at most 10 % expire, with a probability of 90 %.")
+        assert made.advice[KIND].endswith(
+            " s. With this timeout at most 10 % expire, with a probability of 90 % if the days ahead are like this one."
+        )
         (advised,) = made.table("advice")
         assert advised["low_s"] < advised["estimate_s"] < advised["timeout_s"] < advised["high_s"]
         assert 0.5 * np.exp(1.2816) == pytest.approx(advised["timeout_s"], rel=0.15)
