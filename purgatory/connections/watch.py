@@ -46,8 +46,8 @@ class Watch:
         """The limits of the last transport's buffer. Most have the same."""
         self.can_replace: bool | None = None
         """Whether the event loop lets another protocol take over a transport, or `None` before the first one."""
-        self.num_members = 0
-        self.num_cold = 0
+        self.num_members: int = 0
+        self.num_cold: int = 0
         self._members: list[Member | None] = []
         """The connections by descriptor, which is a small number, so that a list takes less memory than a dict."""
         self._others: set[Member] = set()

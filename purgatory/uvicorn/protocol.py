@@ -99,7 +99,7 @@ class ParkingProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return  # the client has left before this begins
         if isinstance(self.transport, QuietTransport):
-            self.transport = self.transport.detach()
+            cast(HttpToolsProtocol, self).transport = self.transport.detach()
         super().handle_websocket_upgrade()
         self._let_go()
 

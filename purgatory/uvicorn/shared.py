@@ -32,7 +32,7 @@ class Shared:
         server_state: ServerState,
         app_state: dict[str, Any],
     ) -> None:
-        self.protocol_class = protocol_class
+        self.protocol_class: Any = protocol_class
         """The class of connections that are not quiet: `ParkingProtocol`, which is above this module, or a subclass."""
         self.config: Config = config
         self.server_state: ServerState = server_state
