@@ -155,7 +155,7 @@ async def test_paused_connection_reads_nothing_while_it_writes(connections: Quie
             await asyncio.sleep(0.001)
 
 
-async def test_end_of_file_is_logged_once_although_the_connection_gets_warm(connections: QuietConnections) -> None:
+async def test_end_of_file_is_told_once_although_the_connection_gets_warm(connections: QuietConnections) -> None:
     async with connected(connections, keeps_open=True) as pair:
         await until_cold(pair)
         pair.half_close()
