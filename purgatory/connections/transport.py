@@ -12,7 +12,7 @@ from purgatory.connections.watch import MANY, RETRY, SOON, Watch
 
 Data = bytes | bytearray | memoryview
 
-# Those of a connection at rest come first, because Python shares small numbers.
+# The flags of a connection at rest come first, because Python shares small numbers.
 _OLD: Final = 1
 """It has been cold twice: after its first data too."""
 _RESTED: Final = 2
@@ -32,12 +32,12 @@ _WARMING: Final = 256
 """The event loop makes a transport, to which the descriptor belongs."""
 _COMING: Final = 512
 """The peer has sent something, for which the event loop makes a transport."""
-_ABORTED: Final = 2048
-_DUE: Final = 4096
+_ABORTED: Final = 1024
+_DUE: Final = 2048
 """It rests in the next iteration."""
-_FORGOTTEN: Final = 8192
+_FORGOTTEN: Final = 4096
 """The others don't know it (any more)."""
-_WRITTEN: Final = 16_384
+_WRITTEN: Final = 8192
 """It gets a transport only because the socket has not taken what the protocol has written."""
 
 _LIMITS: Final = (16_384, 65_536)

@@ -79,10 +79,10 @@ def _ended(rows: Frame) -> list[Verdict]:
                 text = f"{kind_name(kind)}: {percent(share)} of the operations fail."
                 evidence = f"Half of these have failed within {half}: a method of theirs raised, or fail() was called."
             else:
-                text = f"{kind_name(kind)}: {percent(share)} of the clients leave before they get an answer."
-                evidence = f"Half of these have left within {half}, and 99 % within {most}."
+                text = f"{kind_name(kind)}: {percent(share)} of the operations are cancelled: usually, clients leave."
+                evidence = f"Half of these end within {half}, and 99 % within {most}."
                 if ended["wait_p99_s"] >= row["wait_p99_s"]:
-                    evidence += " Hardly anything waits longer, so a longer timeout is never reached."
+                    evidence += " Hardly anything waits longer, so a longer timeout is hardly ever reached."
             found.append(Verdict("red" if share >= red else "amber", text, evidence))
     return found
 

@@ -242,11 +242,11 @@ class TestVerdicts:
                 ended = {"waited_s": 5.0 + number / 3e5, "outcome": "cancelled"}
             rows.append(row(number / 30, timeout_s=30.0, **ended))
         made = make([*rows, row(201.0, timeout_s=30.0, waited_s=0.1, outcome="closed")])
-        (left,) = [each for text, each in made.verdicts.items() if "of the clients leave before" in text]
+        (left,) = [each for text, each in made.verdicts.items() if "of the operations are cancelled" in text]
         (failed,) = [each for text, each in made.verdicts.items() if "of the operations fail" in text]
         assert (left.colour, failed.colour) == ("red", "red")
         assert left.evidence.endswith(
-            "99 % within 5.13 s. Hardly anything waits longer, so a longer timeout is never reached."
+            "99 % within 5.13 s. Hardly anything waits longer, so a longer timeout is hardly ever reached."
         )
         for rung in made.table("ladder"):
             assert sum(rung[each] for each in ("rate", "satisfied", "left", "failed")) == pytest.approx(1.0)
@@ -254,7 +254,7 @@ class TestVerdicts:
         truth = {each: sum(one["outcome"] == each for one in rows) / len(rows) for each in ("cancelled", "failed")}
         assert (last["left"], last["failed"]) == pytest.approx((truth["cancelled"], truth["failed"]), abs=0.002)
         few = [each | ({"outcome": "satisfied"} if number % 4 else {}) for number, each in enumerate(rows)]
-        assert make(few).verdict("of the clients leave") == "amber"
+        assert make(few).verdict("of the operations are cancelled") == "amber"
 
     def test_a_part_of_a_day_is_compared_with_the_same_hours(self, make: Maker) -> None:
         midnight = START.replace(hour=0)
