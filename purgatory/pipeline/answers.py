@@ -127,7 +127,11 @@ def ends(rows: Frame) -> Ends:
     gone = np.zeros_like(seen)
     np.add.at(seen, (stratum, block, columns), counts)
     np.add.at(gone, (stratum[is_gone], block[is_gone], columns[is_gone]), counts[is_gone])
-    return Ends(gone, seen)
+    causes: dict[str, Floats] = {cause: np.zeros(len(EDGES)) for cause in CAUSES}
+    for cause, outcomes in CAUSES.items():
+        some = is_gone & rows["outcome"].isin(outcomes).to_numpy()
+        np.add.at(causes[cause], columns[some], counts[some])
+    return Ends(gone, seen, causes)
 
 
 def _strata(timeouts: Sequence[int]) -> list[int]:
@@ -166,26 +170,6 @@ def same_hours(rows: Frame, *days: date) -> tuple[Frame, str]:
     return both, f"from {begin} to {end} UTC"
 
 
-def causes(rows: Frame) -> dict[str, Floats]:
-    """The shares that have left at each edge by cause, if nothing ends operations at a timeout.
-
-    That is the cumulative incidence of competing risks (Aalen and Johansen, 1978), of all strata together.
-    """
-    rows = settled(rows)
-    size = int(rows["wait_bin"].max()) - LOWEST + 1 if len(rows) else 1
-
-    def counted(some: Frame) -> Floats:
-        return np.bincount(some["wait_bin"] - LOWEST, some["operations"], size).astype(np.float64)
-
-    at_risk = np.maximum(counted(rows)[::-1].cumsum()[::-1], 1)
-    gone = rows[rows["is_gone"].astype(bool)]
-    before = np.concatenate(([1.0], np.cumprod(1 - counted(gone) / at_risk)[:-1]))
-    return {
-        cause: (before * counted(gone[gone["outcome"].isin(outcomes)]) / at_risk).cumsum()
-        for cause, outcomes in CAUSES.items()
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Rung:
     """What a timeout would do. The shares of those that expire, are satisfied, leave and fail are 1 together."""
@@ -218,18 +202,14 @@ def ladder(rows: Frame, found: Estimate) -> list[Rung]:
         if min(median, last) / 2 <= each <= last and all(abs(each / other - 1) > _CLOSE for other in named)
     }
     arrivals = float(rows["operations"].sum()) / duration(rows)
-    incidence = causes(rows)
     rungs = []
     for timeout in sorted(chosen)[-_RUNGS:]:
         share = found.at(timeout)
-        place = int(np.searchsorted(EDGES, timeout * (1 - 1e-9)))
-        ended = {cause: float(each[min(place, len(each) - 1)]) for cause, each in incidence.items()}
-        part = (1 - share[0]) / (sum(ended.values()) or 1.0)
         rungs.append(
             Rung(
                 timeout,
                 *share,
-                **{cause: part * each for cause, each in ended.items()},
+                **found.ended(timeout),
                 empty_answers=arrivals * share[0],
                 pending=arrivals * found.waits(timeout),
                 is_safe=timeout == found.safe,

@@ -50,6 +50,8 @@ class Ends:
     """How many left before their deadline."""
     seen: Floats
     """How many left or were last seen."""
+    causes: dict[str, Floats]
+    """How many left for each reason, by bin alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Estimate:
     low: Floats
     high: Floats
     """The 95 % band of that share."""
+    incidence: dict[str, Floats]
+    """The share that has left for each reason, at each of the edges."""
     timeout: float | None
     """The shortest timeout with which no more than the share `timeout_rate` expires; `None` if that is not known."""
     earliest: float | None
@@ -86,6 +90,13 @@ class Estimate:
         """The share that expires with `timeout` seconds, and its band. It must be known."""
         place = min(int(np.searchsorted(EDGES, timeout * (1 - 1e-9))), len(self.rates) - 1)
         return float(self.rates[place]), float(self.low[place]), float(self.high[place])
+
+    def ended(self, timeout: float) -> dict[str, float]:
+        """The shares that leave before `timeout` seconds, which must be known, for each reason."""
+        place = min(int(np.searchsorted(EDGES, timeout * (1 - 1e-9))), len(self.rates) - 1)
+        shares = {cause: float(share[place]) for cause, share in self.incidence.items()}
+        part = (1 - float(self.rates[place])) / (sum(shares.values()) or 1.0)  # of all strata, with what expires
+        return {cause: part * share for cause, share in shares.items()}
 
     def waits(self, timeout: float) -> float:
         """How long an operation waits on average with a timeout of so many seconds, which must be known."""
@@ -125,6 +136,7 @@ def estimate(ends: Ends, timeout_rate: float) -> Estimate:
         upper[0],
         low,
         high,
+        _incidence(ends, num_bins),
         None if place >= num_bins else float(EDGES[place]),
         None if earliest >= num_bins else float(EDGES[max(earliest - 1, 0)]),
         None if latest >= num_bins else float(EDGES[latest]),
@@ -154,6 +166,14 @@ def _expiring(gone: Floats, seen: Floats) -> Floats:
     at_risk = seen[..., ::-1].cumsum(axis=-1)[..., ::-1]
     left = np.divide(gone, at_risk, out=np.zeros_like(gone), where=at_risk > 0)
     return np.cumprod(1 - left, axis=-1)
+
+
+def _incidence(ends: Ends, num_bins: int) -> dict[str, Floats]:
+    """The cumulative incidence of competing risks (Aalen and Johansen, 1978), of all strata together."""
+    gone, seen = ends.gone.sum(axis=(0, 1))[:num_bins], ends.seen.sum(axis=(0, 1))[:num_bins]
+    at_risk = np.maximum(seen[::-1].cumsum()[::-1], 1.0)
+    before = np.concatenate(([1.0], _expiring(gone, seen)[:-1]))
+    return {cause: (before * counts[:num_bins] / at_risk).cumsum() for cause, counts in ends.causes.items()}
 
 
 def _end(seen: Floats) -> int:
