@@ -1,6 +1,6 @@
 """What an operator asks, as small functions of a cube."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
@@ -19,6 +19,10 @@ Kind: TypeAlias = tuple[str, str]
 
 _SECOND: Final = 1_000_000
 _HOUR, _DAY = 3600 * _SECOND, 86400 * _SECOND
+_FULL: Final = 6
+"""A journal of fewer hours is cut into parts that are shorter."""
+_DAYS: Final = 7
+"""From so many days on, the blocks of time are days."""
 _FOREVER: Final = 10_000
 """The bin of no timeout."""
 _GAP, _WIDEST = 3, 10
@@ -26,7 +30,7 @@ _GAP, _WIDEST = 3, 10
 
 _CLOSE: Final = 0.03
 """Timeouts that differ by less are one rung of a ladder."""
-_RUNGS: Final = 10
+_RUNGS: Final = 12
 
 QUANTILES: Final = {"wait_p50_s": 0.5, "wait_p90_s": 0.9, "wait_p99_s": 0.99}
 CAUSES: Final = {"satisfied": ("completed_at_once", "satisfied"), "left": ("cancelled",), "failed": ("failed",)}
@@ -36,10 +40,17 @@ OUTCOMES: Final = ("completed_at_once", "satisfied", "expired", "closed", "cance
 
 def rows_of(table: pa.Table) -> Frame:
     """The rows of a cube that count operations. Times are in microseconds."""
-    rows = table.filter(pa.compute.is_valid(table["outcome"])).to_pandas()
+    rows = _part(table, "operations")
     rows["timeout_bin"] = rows["timeout_bin"].fillna(_FOREVER).astype(int)
     rows["day"] = pd.to_datetime(rows["arrived"], unit="us", utc=True).dt.date
+    if "entered_late" not in rows:
+        rows["entered_late"] = False
+    rows["entered_late"] = rows["entered_late"].fillna(False).astype(bool)
     return rows
+
+
+def _part(table: pa.Table, part: str) -> Frame:
+    return table.filter(pa.compute.equal(table["part"], part)).to_pandas()
 
 
 def duration(rows: Frame) -> float:
@@ -77,15 +88,90 @@ def _quantile(rows: Frame, share: float) -> float:
     return float(EDGES[bins.index[place] - LOWEST])
 
 
-def pending(rows: Frame) -> Frame:
-    """How many operations arrive, finish and are pending, at the end of each slot of time."""
-    came = rows.groupby("arrived")["operations"].sum()
-    went = rows.groupby("finished")["operations"].sum()
-    found = pd.DataFrame({"arrivals": came, "finishes": went}).fillna(0).astype(int).sort_index()
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """How many operations were pending in each step of time, of which at least one had a change.
+
+    Args:
+        starts: The starts of the steps, in microseconds, in order.
+        step: Their length, in microseconds.
+        means: How many were pending on average. Means are exact, and no step has a greater one than its peak.
+        ends: How many were pending at the end, and until the next step.
+    """
+
+    starts: Floats
+    step: int
+    means: Floats
+    ends: Floats
+
+    def mean(self, first: float, last: float) -> float:
+        """The average from `first` to `last`, in microseconds, which are the starts of steps."""
+        # Between two steps nothing changes.
+        edges = np.concatenate((self.starts, self.starts + self.step, (first, last))).clip(first, last)
+        edges = np.unique(edges)
+        place = np.searchsorted(self.starts, edges[:-1], side="right") - 1
+        inside = (place >= 0) & (edges[:-1] < self.starts[place] + self.step)
+        level = np.where(inside, self.means[place], np.where(place >= 0, self.ends[place], 0.0))
+        return float((np.diff(edges) * level).sum() / (last - first))
+
+    def peak(self, first: float, last: float) -> float:
+        """How many were pending at one time at least, from `first` to `last`."""
+        some = (self.starts >= first) & (self.starts < last)
+        before = int(np.searchsorted(self.starts, first)) - 1
+        levels = np.concatenate((self.means[some], self.ends[some], self.ends[before : before + 1]))
+        return float(levels.max(initial=0.0))
+
+
+def pending(table: pa.Table, kind: Kind | None = None) -> Pending | None:
+    """What was pending of a kind of operation, or of all. `None` if the cube is of version 0.3 or older."""
+    steps = _part(table, "steps")
+    if kind is not None:
+        steps = steps[(steps["purgatory"] == kind[0]) & (steps["operation"] == kind[1])]
+    if steps.empty:
+        return None
+    length = int(steps["slot"].max())
+    # The steps of a short day are shorter, and then the rest of the longer one counts, too.
+    start = steps["arrived"] - steps["arrived"] % length
+    rest = start + length - steps["arrived"] - steps["slot"]
+    steps = steps.assign(start=start, moment=steps["moment"] + steps["operations"] * rest)
+    sums = steps.groupby("start")[["operations", "moment"]].sum()
+    ends = sums["operations"].to_numpy(float).cumsum()
+    before = np.concatenate(([0.0], ends[:-1]))
+    means = before + sums["moment"].to_numpy(float) / length
+    return Pending(sums.index.to_numpy(float), length, means, ends)
+
+
+def moments(table: pa.Table, kind: Kind, most: int) -> Frame:
+    """Arrivals and ends of some keys of this kind in bins of a quarter of a second, about `most` rows.
+
+    Each file has the keys up to a bucket of their hashes, of 4,096, so all files have those up to the least of these.
+    """
+    samples = _part(table, "samples")
+    last = samples[samples["purgatory"] == kind[0]]["hash"].min()
+    rows = _part(table, "moments")
+    rows = rows[(rows["purgatory"] == kind[0]) & (rows["operation"] == kind[1])] if len(rows) else rows
+    if rows.empty or pd.isna(last):
+        return rows
+    rows = rows.assign(bucket=rows["hash"].astype("int64") % 4096)
+    rows = rows[rows["bucket"] <= last]
+    up_to = rows.groupby("bucket").size().cumsum()
+    enough = up_to.index[max(int((up_to <= most).sum()) - 1, 0)] if len(up_to) else 0
+    rows = rows[rows["bucket"] <= enough]
+    counts = ["operations", "num_expired", "num_others"]
+    return rows.groupby(["hash", "arrived", "waited"], dropna=False)[counts].sum().reset_index()
+
+
+def load(table: pa.Table, rows: Frame) -> Frame:
+    """How many operations arrive and finish in each slot, and how many are pending on average and at the peak."""
     slot = int(rows["slot"].max())
-    found["pending"] = (found["arrivals"] - found["finishes"]).cumsum()
+    came = rows.groupby(rows["arrived"] // slot * slot)["operations"].sum()
+    went = rows.groupby(rows["finished"] // slot * slot)["operations"].sum()
+    found = pd.DataFrame({"arrivals": came, "finishes": went}).fillna(0).astype(int).sort_index()
     found.index.name = "start"
     found["slot_s"] = slot / _SECOND
+    steps = pending(table)
+    for name, figure in (("pending_mean", Pending.mean), ("pending", Pending.peak)):
+        found[name] = [np.nan if steps is None else figure(steps, start, start + slot) for start in found.index]
     return found.reset_index()
 
 
@@ -97,6 +183,7 @@ def settled(rows: Frame) -> Frame:
     longest wait or timeout of those with the same timeout. They stay if the purgatory was closed after them, which
     gives each a row.
     """
+    rows = rows[~rows["entered_late"]]  # of those that came with it, the quick ones have no row
     if rows.empty:
         return rows
     rows = rows.assign(process=rows["opened"].fillna(-1))
@@ -112,12 +199,43 @@ def settled(rows: Frame) -> Frame:
     return rows[(closed >= arrived) | (rows["arrived"] + rows["slot"] <= last - longest)]
 
 
+def hours(rows: Frame, *by: str) -> Frame:
+    """How operations waited and expired in each hour, by the columns `by`. Short journals are cut into a dozen parts.
+
+    The `ratio` tells how many times as long the 90th percentile was as it usually was for this kind of operation, that
+    is in the median of all hours and all values of `by`. Of several kinds it is the greatest.
+    """
+    span = int((rows["arrived"] + rows["slot"]).max() - rows["arrived"].min())
+    slot = int(rows["slot"].max())
+    length = _HOUR if span >= _FULL * _HOUR else span // (2 * _FULL)
+    length = -(-length // slot) * slot
+    rows = rows.assign(hour=rows["arrived"] // length * length)
+    found = operations(rows, "purgatory", "operation", "hour", *by)
+    usual = found.groupby(["purgatory", "operation"])["wait_p90_s"].transform("median")
+    found["ratio"] = found["wait_p90_s"] / usual.clip(lower=1e-6)
+    found["length"] = length
+    return found
+
+
+def processes(rows: Frame) -> Frame:
+    """The processes, each with the time at which it opened its journal, and whether its instance had one before."""
+    known = rows[rows["opened"].notna()]
+    found = known.groupby(["instance", "opened"])["operations"].sum().reset_index()
+    found["is_restart"] = found.duplicated("instance")
+    found["opened"] = pd.to_datetime(found["opened"], unit="us", utc=True)
+    return found.sort_values(["opened", "instance"])
+
+
 def ends(rows: Frame) -> Ends:
     """How the operations of these rows have ended, by stratum, block and bin."""
     # Of the slots in which operations have arrived: a quiet night is no time.
-    slots, slot = np.unique(rows["arrived"].to_numpy(), return_inverse=True)
-    blocks = min(BLOCKS, len(slots))
+    are_days = rows["day"].nunique() >= _DAYS
+    starts = rows["arrived"] // _DAY * _DAY if are_days else rows["arrived"]
+    slots, slot = np.unique(starts.to_numpy(), return_inverse=True)
+    blocks = len(slots) if are_days else min(BLOCKS, len(slots))
     block = slot * blocks // len(slots)
+    times = np.bincount(np.arange(len(slots)) * blocks // len(slots), slots) / _SECOND
+    times = times / np.bincount(np.arange(len(slots)) * blocks // len(slots))
     columns = (rows["wait_bin"] - LOWEST).to_numpy()
     counts, is_gone = rows["operations"].to_numpy(), rows["is_gone"].to_numpy().astype(bool)
     timeouts = rows["timeout_bin"].to_numpy()
@@ -131,7 +249,15 @@ def ends(rows: Frame) -> Ends:
     for cause, outcomes in CAUSES.items():
         some = is_gone & rows["outcome"].isin(outcomes).to_numpy()
         np.add.at(causes[cause], columns[some], counts[some])
-    return Ends(gone, seen, causes)
+    return Ends(gone, seen, causes, times, are_days)
+
+
+def strata(rows: Frame) -> list[Frame]:
+    """The rows of each stratum of timeouts."""
+    timeouts = rows["timeout_bin"].to_numpy()
+    begins = _strata(np.unique(timeouts).tolist())
+    number = np.searchsorted(begins, timeouts, side="right") - 1
+    return [rows[number == each] for each in range(len(begins))]
 
 
 def _strata(timeouts: Sequence[int]) -> list[int]:
@@ -174,6 +300,8 @@ def same_hours(rows: Frame, *days: date) -> tuple[Frame, str]:
 class Rung:
     """What a timeout would do. The shares of those that expire, are satisfied, leave and fail are 1 together."""
 
+    world: str
+    """`leave` or `ask-again`: what clients do after an answer, if this is right."""
     timeout: float
     rate: float
     low: float
@@ -181,36 +309,51 @@ class Rung:
     satisfied: float
     left: float
     failed: float
-    empty_answers: float
+    requests: float
     """A second."""
+    empty_answers: float
+    """A second: those that expire."""
+    empty_low: float
+    empty_high: float
     pending: float
     """On average."""
     is_safe: bool
     is_used: bool
 
 
+def round_timeouts(shortest: float, longest: float, named: Iterable[float]) -> list[float]:
+    """The timeouts of a ladder: `named`, and round numbers that are not close to these."""
+    named = [each for each in named if each <= longest]
+    numbers = [digit * 10.0**power for power in range(-6, 7) for digit in (1, 2, 5)]
+    chosen = {
+        each
+        for each in numbers
+        if shortest <= each <= longest and all(abs(each / other - 1) > _CLOSE for other in named)
+    }
+    return sorted(chosen.union(named))[-_RUNGS:]
+
+
 def ladder(rows: Frame, found: Estimate) -> list[Rung]:
-    """What timeouts of round numbers would do, with the longest in use and the one that is advised."""
+    """What timeouts of round numbers would do if clients leave, with the longest in use and the one that is advised."""
     used = longest_timeout(rows)
     last = min(found.longest, max(used or 0.0, float(EDGES[len(found.rates) - 1]))) * (1 + 1e-9)
     median = operations(rows, "purgatory", "operation")["wait_p50_s"].iloc[0]
-    round_numbers = [digit * 10.0**power for power in range(-6, 7) for digit in (1, 2, 5)]
-    named = {each for each in (used, found.safe) if each and each <= last}
-    chosen = named | {
-        each
-        for each in round_numbers
-        if min(median, last) / 2 <= each <= last and all(abs(each / other - 1) > _CLOSE for other in named)
-    }
     arrivals = float(rows["operations"].sum()) / duration(rows)
     rungs = []
-    for timeout in sorted(chosen)[-_RUNGS:]:
-        share = found.at(timeout)
+    for timeout in round_timeouts(min(median, last) / 2, last, {each for each in (used, found.safe) if each}):
+        rate, low, high = found.at(timeout)
         rungs.append(
             Rung(
+                "leave",
                 timeout,
-                *share,
+                rate,
+                low,
+                high,
                 **found.ended(timeout),
-                empty_answers=arrivals * share[0],
+                requests=arrivals,
+                empty_answers=arrivals * rate,
+                empty_low=arrivals * low,
+                empty_high=arrivals * high,
                 pending=arrivals * found.waits(timeout),
                 is_safe=timeout == found.safe,
                 is_used=timeout == used,
@@ -220,8 +363,26 @@ def ladder(rows: Frame, found: Estimate) -> list[Rung]:
 
 
 def keys(table: pa.Table) -> Frame:
-    """The operations of the keys with the most, by purgatory."""
-    rows = table.filter(pa.compute.is_valid(table["key"])).to_pandas()
-    found = rows.groupby(["purgatory", "key"])[["operations", "num_expired", "num_missed"]].sum().reset_index()
-    found = found.rename(columns={"num_expired": "expired", "num_missed": "missed"})
-    return found.sort_values(["operations", "purgatory", "key"], ascending=[False, True, True], kind="stable")
+    """The keys with the most operations, by purgatory.
+
+    A file has the greatest keys, and the `cuts` that none of its other keys exceeds. So the number of operations is at
+    least `operations`, the sum of what the files have, and at most `operations_most`, which adds the cuts of files that
+    lack the key. The same holds for `expired` and `missed`.
+    """
+    shown = {"operations": "operations", "num_expired": "expired", "num_missed": "missed"}
+    rows = _part(table, "hot_keys")
+    found = rows.groupby(["purgatory", "key"])[list(shown)].sum().rename(columns=shown)
+    cuts = _part(table, "cuts")
+    for column, name in shown.items():
+        found[f"{name}_most"] = found[name]
+        if len(cuts) and len(found):
+            # What all files could lack, less the cuts of those that have the key.
+            file = ["file", "arrived", "purgatory"]
+            cut = cuts.groupby(file)[column].sum()
+            own = rows[[*file, "key"]].drop_duplicates().join(cut.rename("cut"), on=file)
+            had = own.groupby(["purgatory", "key"])["cut"].sum()
+            lacked = cuts.groupby("purgatory")[column].sum()
+            found[f"{name}_most"] += found.index.get_level_values("purgatory").map(lacked).to_numpy() - had
+    found = found.astype(int).reset_index()
+    order = ["operations_most", "operations", "purgatory", "key"]
+    return found.sort_values(order, ascending=[False, False, True, True], kind="stable")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _console = Console(stderr=True)
+_FIRST, _LAST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+"""Before and after all times of a journal."""
 
 
 def add_to(subcommands: "Subcommands") -> None:
@@ -47,9 +49,13 @@ def add_to(subcommands: "Subcommands") -> None:
         help="share of operations that may expire, from 0 to 1 (default: 0.01)",
     )
     parser.add_argument(
-        "--from", dest="first", type=_day, metavar="DAY", help="first day (default: the source's first)"
+        "--after-expiry",
+        choices=("ask-again", "leave"),
+        help="what clients do after an answer (default: what the journal shows)",
     )
-    parser.add_argument("--to", dest="last", type=_day, metavar="DAY", help="last day (default: the source's last)")
+    about = "a day, or a time in UTC like 2026-11-26T09:30 (default: the source's"
+    parser.add_argument("--from", dest="first", type=_first, metavar="TIME", help=f"begin with {about} first)")
+    parser.add_argument("--to", dest="last", type=_last, metavar="TIME", help=f"end with {about} last)")
     parser.add_argument(
         "--compare", type=_day, metavar="DAY", help="compare the last day with this one, for example 2026-11-25"
     )
@@ -123,6 +129,21 @@ def _day(text: str) -> date:
         raise argparse.ArgumentTypeError(f"must be a day like 2026-11-26, not {text!r}") from None
 
 
+def _first(text: str) -> datetime:
+    """The begin of a day, or a time."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a day or a time like 2026-11-26T09:30, not {text!r}") from None
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def _last(text: str) -> datetime:
+    """The end of a day, or a time."""
+    time = _first(text)
+    return time + timedelta(days=1) if "T" not in text and " " not in text else time
+
+
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
     try:
         run(options)
@@ -175,10 +196,17 @@ def _rollup(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     report.check(options.output, options.timeout_rate)
 
+    first, last = options.first or _FIRST, options.last or _LAST
+    if first >= last:
+        raise PipelineError(
+            f"--from must be before the end of --to: {first:%Y-%m-%d %H:%M} is not before {last:%Y-%m-%d %H:%M}"
+        )
+
     def is_requested(day: date) -> bool:
         if day == options.compare:
             return True
-        return (options.first or date.min) <= day <= (options.last or date.max)
+        begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        return begin + timedelta(days=1) > first and begin < last
 
     if cube.files(options.source):
         table = cube.load(options.source, is_requested)
@@ -188,7 +216,9 @@ def _report(options: argparse.Namespace) -> None:
             steps.begin(f"rolling up {options.source}")
             table = trace.of_days(spark, options.source, is_requested)
             steps.say("writing the report")
-    written = report.report(table, options.output, options.timeout_rate, options.compare)
+    if options.first or options.last:
+        table = cube.between(table, first, last, options.compare)
+    written = report.report(table, options.output, options.timeout_rate, options.compare, options.after_expiry)
     lines = [f"{each.colour}: {each.text} {each.evidence}" for each in written.verdicts if each.colour != "green"]
     lines += [f"{kind_name(kind)}: {advice}" for kind, advice in written.advice.items()]
     sys.stdout.write("".join(f"{line}\n" for line in [*lines, f"written to {written.page}"]))

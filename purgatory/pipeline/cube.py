@@ -6,8 +6,8 @@ writes one for each of its batches, `CUBE/batch=7/….parquet`: the rows of seve
 
 import re
 from collections import Counter
-from collections.abc import Callable
-from datetime import date, timedelta
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, timedelta
 from typing import Final
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ AHEAD: Final = "ahead of the clock"
 """What is refused because it has ended later than now. All else that is refused is impossible."""
 
 _NAME: Final = re.compile(r"date=[0-9-]{10}/cube\.parquet|batch=\d+/[^._][^/]*\.parquet")
+_STEPS: Final = ("steps", "instance_steps")
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = 86_400_000_000
 """Microseconds."""
@@ -63,23 +64,62 @@ def load(path: str, is_requested: Callable[[date], bool]) -> pa.Table:
     system, below = _open(path)
     tables = []
     for name in files(path):
-        if not name.startswith("date=") or is_requested(date.fromisoformat(name[5:15])):
+        day = date.fromisoformat(name[5:15]) if name.startswith("date=") else None
+        # Some operations of the day before may be pending at midnight.
+        if day is None or is_requested(day) or is_requested(day + timedelta(days=1)):
             with system.open_input_file(f"{below}/{name}") as file:
-                tables.append(pq.read_table(file))
-    if not tables:
+                table = pq.read_table(file)
+            tables.append(table if day is None or is_requested(day) else only_steps(_parted(table)))
+    if not any(len(table) for table in tables):
         raise PipelineError(f"{path} has none of these days")
-    table = pa.concat_tables(tables, promote_options="permissive")
+    table = joined(tables)
     days = pc.divide(table["arrived"], _DAY)
     unwanted = [
         each for each in pc.unique(days).to_pylist() if each is not None and not is_requested(_EPOCH + timedelta(each))
     ]
-    return table.filter(pc.invert(pc.is_in(days, pa.array(unwanted, pa.int64()))))
+    is_unwanted = pc.is_in(days, pa.array(unwanted, pa.int64()))
+    return table.filter(pc.or_(pc.invert(is_unwanted), _is_part(table, *_STEPS)))
+
+
+def between(table: pa.Table, first: datetime, last: datetime, also: date | None) -> pa.Table:
+    """The rows of what arrived from `first` until `last`, and on the day `also`; counts of keys are of whole days."""
+    begin, end = (round(time.timestamp() * 1e6) for time in (first, last))
+    arrived = table["arrived"]
+    is_inside = pc.and_(pc.greater_equal(arrived, begin), pc.less(arrived, end))
+    if also is not None:
+        is_inside = pc.or_(is_inside, pc.equal(pc.divide(arrived, _DAY), (also - _EPOCH).days))
+    return table.filter(pc.or_(pc.invert(_is_part(table, "operations", "moments")), is_inside))
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """The cube of several files. Its column `file` tells which rows are of one, for keys that a file may lack."""
+    numbered = [
+        _parted(table).append_column("file", pa.repeat(number, len(table))) for number, table in enumerate(tables)
+    ]
+    return pa.concat_tables(numbered, promote_options="permissive")
+
+
+def only_steps(table: pa.Table) -> pa.Table:
+    """The rows that count what is pending."""
+    return table.filter(_is_part(table, *_STEPS))
+
+
+def _is_part(table: pa.Table, *parts: str) -> pa.ChunkedArray:
+    return pc.is_in(table["part"], pa.array(parts))
+
+
+def _parted(table: pa.Table) -> pa.Table:
+    """A table of a cube of version 0.3 or older, which has no column `part`, with that column."""
+    if "part" in table.column_names:
+        return table
+    is_key, is_refused = pc.is_valid(table["key"]), pc.is_valid(table["refused"])
+    return table.append_column("part", pc.if_else(is_refused, "refused", pc.if_else(is_key, "hot_keys", "operations")))
 
 
 def refused(table: pa.Table) -> dict[str, int]:
     """How many operations of each instance are ahead of the clock. Raises `PipelineError` for impossible rows."""
     ahead: Counter[str] = Counter()
-    for row in table.filter(pc.is_valid(table["refused"])).select(["refused", "instance", "operations"]).to_pylist():
+    for row in table.filter(_is_part(table, "refused")).select(["refused", "instance", "operations"]).to_pylist():
         if row["refused"] != AHEAD:
             column, _, file = row["refused"].partition(" in ")
             raise PipelineError(f"{row['operations']:,} rows have an impossible {column}, in {file}")

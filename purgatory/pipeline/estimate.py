@@ -34,8 +34,13 @@ BLOCKS: Final = 40
 FEW: Final = 10
 """Blocks in which operations must outlast a timeout, at least, for a statement about it."""
 _DRAWS: Final = 400
-_WIDER: Final = 1.2
-"""Draws from so few blocks vary less than their means do. This makes up for it, as Student's distribution would."""
+INDEPENDENT: Final = 12.0
+"""As many blocks that are independent of each other are needed for an answer. Of days fewer do."""
+_DAY: Final = 86_400.0
+_SEASON: Final = 72_000.0
+"""Seconds of a journal from which on the daily ups and downs are known as such."""
+_NORMAL: Final = 1.959964
+"""The quantile 0.975 of the normal distribution."""
 _SAFE: Final = 0.9
 """The quantile of the drawn timeouts that is advised."""
 _APART: Final = 3.0
@@ -52,6 +57,10 @@ class Ends:
     """How many left or were last seen."""
     causes: dict[str, Floats]
     """How many left for each reason, by bin alone."""
+    times: Floats
+    """The middle of each block, in seconds."""
+    are_days: bool
+    """Whether the blocks are days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +87,10 @@ class Estimate:
     """How many operations there were."""
     effective: float
     """As many operations that end independently of each other would tell as much."""
+    independent: float
+    """As many blocks of time that are independent of each other would tell as much."""
     reason: str | None
-    """Why there is no advice: `few`, `unreached` or `strata`."""
+    """Why there is no advice: `few`, `unreached`, `strata` or `alike`."""
 
     @property
     def longest(self) -> float:
@@ -112,10 +123,14 @@ def estimate(ends: Ends, timeout_rate: float) -> Estimate:
     random = np.random.default_rng(0)
     drawn = random.multinomial(blocks, np.full(blocks, 1 / blocks), _DRAWS)
     weights = np.ones((_DRAWS + 1, blocks))  # the first are those of the estimate itself
-    weights[1:] += (drawn - 1) * _WIDER
+    weights[1:] += drawn - 1
 
     num_bins = int(np.flatnonzero(ends.seen.sum(axis=(0, 1)))[-1]) + 1
     lower, upper, agree = _curves(ends.gone[:, :, :num_bins], ends.seen[:, :, :num_bins], weights)
+    independent = _independent(ends, min(int(_crossing(upper[:1], timeout_rate)[0]), num_bins - 1))
+    # Draws of blocks that are alike vary less than what is estimated, and so do draws from few.
+    wider = np.sqrt(blocks / independent * blocks / max(blocks - 1, 1)) * _student(independent - 1) / _NORMAL
+    lower, upper = (curve[0] + wider * (curve - curve[0]) for curve in (lower, upper))
     low = np.quantile(lower[1:], 0.025, axis=0).clip(0.0, 1.0)
     high = np.quantile(upper[1:], 0.975, axis=0).clip(0.0, 1.0)
     place, *draws = _crossing(upper, timeout_rate).tolist()
@@ -124,7 +139,9 @@ def estimate(ends: Ends, timeout_rate: float) -> Estimate:
     earliest = sorted(_crossing(lower[1:], timeout_rate).tolist())[int(0.025 * _DRAWS)]
 
     reason = None
-    if place < num_bins and np.count_nonzero(_outlasting(ends, place)) < FEW:
+    if not ends.are_days and independent < INDEPENDENT and blocks >= INDEPENDENT:
+        reason = "alike"
+    elif place < num_bins and np.count_nonzero(_outlasting(ends, place)) < FEW:
         reason = "few"
     elif safe >= num_bins:
         reason = "unreached" if agree or lower[0, -1] > timeout_rate else "strata"
@@ -143,8 +160,49 @@ def estimate(ends: Ends, timeout_rate: float) -> Estimate:
         None if reason else float(EDGES[safe]),
         total,
         rate * (1 - rate) / variance if variance > 0 else total,
+        independent,
         reason,
     )
+
+
+def _independent(ends: Ends, place: int) -> float:
+    """As many blocks that are independent of each other would tell as much about what lasts longer than `place`.
+
+    It follows from the correlation of each block with the next, with the correction of its bias for few blocks
+    (Marriott and Pope, 1954). Daily ups and downs are taken away before, because they come again: two harmonics.
+    """
+    longer, all_ = _outlasting(ends, place), ends.seen.sum(axis=(0, 2))
+    blocks = len(all_)
+    if ends.are_days or blocks < FEW:
+        return float(blocks)
+    residuals = longer - longer.sum() / all_.sum() * all_
+    fitted = 1
+    if ends.times[-1] - ends.times[0] >= _SEASON:
+        angles = 2 * np.pi * ends.times / _DAY
+        waves = np.stack([np.ones(blocks)] + [of(n * angles) for n in (1, 2) for of in (np.sin, np.cos)], axis=1)
+        residuals = residuals - waves @ np.linalg.lstsq(waves, residuals, rcond=None)[0]
+        fitted = waves.shape[1]
+    residuals = residuals - residuals.mean()
+    square = float((residuals**2).sum())
+    found = float((residuals[1:] * residuals[:-1]).sum()) / square if square > 0 else 0.0
+    correlation = min(max(found + (3 * found + fitted) / blocks, 0.0), 0.95)
+    return blocks * (1 - correlation) / (1 + correlation)
+
+
+def _student(freedom: float) -> float:
+    """The quantile 0.975 of Student's distribution, by the expansion of Cornish and Fisher."""
+    z, n = _NORMAL, max(freedom, 1.0)
+    return (
+        z
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    )
+
+
+def surviving(ends: Ends) -> Floats:
+    """The share that lasts longer than each of `EDGES`, of all strata together."""
+    return _expiring(ends.gone.sum(axis=(0, 1)), ends.seen.sum(axis=(0, 1)))
 
 
 def _curves(gone: Floats, seen: Floats, weights: Floats) -> tuple[Floats, Floats, bool]:

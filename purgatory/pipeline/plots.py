@@ -7,19 +7,25 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from purgatory.pipeline.answers import Frame
+from purgatory.pipeline.answers import Frame, hours, load, processes
 from purgatory.pipeline.estimate import EDGES, Estimate
-from purgatory.pipeline.words import figure, percent, seconds
+from purgatory.pipeline.words import figure, name, percent, seconds
 
 _TEXT, _SOFT, _LINE, _ACCENT, _BAD = "#010203", "#010204", "#010205", "#010206", "#010207"
 _VARIABLES: Final = {_TEXT: "--text", _SOFT: "--soft", _LINE: "--line", _ACCENT: "--accent", _BAD: "--bad"}
 """Colours that stand for variables of the page."""
+
+_INSTANCES: Final = 8
+"""The most instances in a picture: those that were slowest at some time."""
+_SLOW: Final = 2.0
+"""How many times as long as usual a wait is that is painted as slow."""
 
 _STYLE: Final[Any] = {
     "axes.axisbelow": True,
@@ -71,21 +77,45 @@ def rates(found: Estimate) -> str:
 
 
 @rc_context(_STYLE)
-def load(pending: Frame) -> str:
-    """How many operations arrive a second, and how many are pending, over time."""
-    times = (pending["start"] / 1e6).to_numpy()
-    picture, axis = _picture()
-    axis.fill_between(times, pending["pending"], color=_ACCENT, alpha=0.25, lw=0, step="post")
-    axis.step(times, pending["pending"], color=_ACCENT, where="post", label="pending")
-    axis.step(times, pending["arrivals"] / pending["slot_s"], color=_BAD, where="post", label="arrivals a second")
-    axis.set_ylim(bottom=0)
-    axis.xaxis.set_major_locator(MaxNLocator(4))
-    days = times[0] // 86_400 != times[-1] // 86_400
-    whole = pending["slot_s"].iloc[0] >= 60
+def day(rows: Frame, table: pa.Table) -> str:
+    """The time that was recorded at a glance: what was pending, arrivals, expiries, and the waits of each instance."""
+    first, last = int(rows["arrived"].min()), int((rows["arrived"] + rows["slot"]).max())
+    waits = hours(rows, "instance").groupby(["instance", "hour", "length"])["ratio"].max().reset_index()
+    shown = list(waits.groupby("instance")["ratio"].max().sort_values(ascending=False).index[:_INSTANCES])
+    picture = Figure(figsize=(5.0, 2.4 + 0.22 * len(shown)), layout="constrained")
+    above, strip = picture.subplots(2, 1, sharex=True, height_ratios=(4, 0.6 + 0.5 * len(shown)))
+    slots = load(table, rows)
+    times = slots["start"] / 1e6
+    if slots["pending"].notna().all():
+        above.fill_between(times, slots["pending"], color=_ACCENT, alpha=0.2, lw=0, step="post", label="pending, peak")
+        above.step(times, slots["pending_mean"], color=_ACCENT, where="post", label="pending, mean")
+    above.step(times, slots["arrivals"] / slots["slot_s"], color=_TEXT, lw=0.8, where="post", label="arrivals a second")
+    expired = (
+        rows[rows["outcome"] == "expired"].groupby("arrived")["operations"].sum().reindex(slots["start"]).fillna(0)
+    )
+    above.step(times, expired / slots["slot_s"].to_numpy(), color=_BAD, lw=0.8, where="post", label="expired a second")
+    above.set_ylim(bottom=0)
+    above.legend(frameon=False, fontsize=7, loc="upper left", ncols=2, bbox_to_anchor=(0, 1.32))
+    _format(above.yaxis, figure)
+    for place, instance in enumerate(shown):
+        for each in waits[waits["instance"] == instance].to_dict("records"):
+            is_slow = each["ratio"] >= _SLOW
+            alpha = min(1.0, 0.12 + 0.28 * max(0.0, float(np.log2(max(each["ratio"], 1e-9)))))
+            begin, length = each["hour"] / 1e6, each["length"] / 1e6
+            strip.barh(place, length, 0.85, begin, align="edge", color=_BAD if is_slow else _ACCENT, alpha=alpha, lw=0)
+    restarts = processes(rows)
+    for row in restarts[restarts["is_restart"] & restarts["instance"].isin(shown)].to_dict("records"):
+        place = shown.index(row["instance"])
+        strip.plot([row["opened"].timestamp()] * 2, [place, place + 0.85], color=_TEXT, lw=1.5)
+    strip.set_yticks([place + 0.42 for place in range(len(shown))], [name(each, 14) for each in shown], fontsize=7)
+    strip.set_ylim(len(shown), 0)
+    strip.grid(visible=False)
+    strip.set_xlim(first / 1e6, last / 1e6)
+    strip.xaxis.set_major_locator(MaxNLocator(4))
+    days = first // 86_400_000_000 != (last - 1) // 86_400_000_000
+    whole = last - first >= 600_000_000
     clock = ("%d %b %H:%M" if whole else "%d %b %H:%M:%S") if days else ("%H:%M" if whole else "%H:%M:%S")
-    _format(axis.xaxis, lambda at: datetime.fromtimestamp(at, UTC).strftime(clock))
-    _format(axis.yaxis, figure)
-    axis.legend(frameon=False, fontsize=8, loc="upper left", ncols=2, bbox_to_anchor=(0, 1.14))
+    _format(strip.xaxis, lambda at: datetime.fromtimestamp(at, UTC).strftime(clock))
     return _svg(picture)
 
 

@@ -11,18 +11,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from purgatory.pipeline import answers, plots
-from purgatory.pipeline.answers import Frame, Kind
+from purgatory.pipeline import again, answers, plots
+from purgatory.pipeline.again import Follow, World, follows
+from purgatory.pipeline.answers import Frame, Kind, Rung, processes
 from purgatory.pipeline.cube import refused
-from purgatory.pipeline.estimate import EDGES, Estimate
+from purgatory.pipeline.estimate import EDGES, INDEPENDENT, Estimate
 from purgatory.pipeline.verdicts import Verdict, verdicts
 from purgatory.pipeline.words import count, figure, kind_name, name, percent, seconds
 from purgatory.spark.errors import PipelineError
 
-_SIZE: Final = 171
-"""Bytes of a pending operation of the core in C."""
+CLIENT: Final = 797
+"""Bytes of a waiting HTTP client on `purgatory.uvicorn` and uvloop, with its connection and its operation."""
+REQUEST: Final = 51.5e-6
+"""Seconds of CPU of an HTTP request there."""
 _KINDS, _KEYS = 6, 8
 """How many operations, and keys of a purgatory, the page shows. The tables have all."""
+_STARTS: Final = 6
+"""How many restarts it shows."""
+_SHORTER: Final = 40
+"""The shorter timeout that an advice names is so many times shorter."""
 _LONGER: Final = 10
 """A timeout that nothing is known of is looked for at this many times the longest one."""
 
@@ -52,34 +59,48 @@ def check(output: str, timeout_rate: float) -> Path:
     return directory
 
 
-def report(table: pa.Table, output: str, timeout_rate: float = 0.01, compare: date | None = None) -> Report:
+def report(
+    table: pa.Table,
+    output: str,
+    timeout_rate: float = 0.01,
+    compare: date | None = None,
+    after_expiry: World | None = None,
+) -> Report:
     """Write the report on a cube to the directory `output`, which is empty or missing.
 
     `timeout_rate` is the share of operations that may expire, and `compare` the day to compare the newest one with.
-    Raises `PipelineError`.
+    `after_expiry` says what clients do after an answer, instead of the journal. Raises `PipelineError`.
     """
     directory = check(output, timeout_rate)
     left_out = refused(table)
     rows = answers.rows_of(table)
     if rows.empty:
-        raise PipelineError("there are no operations in these days")
+        raise PipelineError("there are no operations in this time")
     days = sorted(set(rows["day"]))
     if compare is not None and (compare not in days or compare == days[-1]):
         earlier = ", ".join(map(str, days[:-1][-10:])) or "none"
         raise PipelineError(f"compare must be an earlier day that has operations, not {compare}: there are {earlier}")
     hottest = answers.keys(table)
     found = answers.estimates(rows, timeout_rate)
-    said = verdicts(rows, hottest, timeout_rate, None if compare is None else (days[-1], compare))
-    advice = {kind: _advice(of_kind(rows, kind), estimate, timeout_rate) for kind, estimate in found.items()}
-    ladders = {
-        kind: answers.ladder(of_kind(rows, kind), estimate) for kind, estimate in found.items() if estimate is not None
+    clients = {kind: Clients.of(table, kind, after_expiry) for kind in found}
+    patient = {kind for kind, each in clients.items() if each.world == "ask-again"}
+    said = verdicts(rows, hottest, timeout_rate, None if compare is None else (days[-1], compare), patient)
+    ladders = {kind: _ladders(of_kind(rows, kind), estimate, clients[kind]) for kind, estimate in found.items()}
+    advice = {
+        kind: _advice(of_kind(rows, kind), estimate, timeout_rate, clients[kind], ladders[kind])
+        for kind, estimate in found.items()
     }
     summary = answers.operations(rows, "purgatory", "operation").set_index(["purgatory", "operation"])
-    load = answers.pending(rows)
+    load = answers.load(table, rows)
     tables = {
         "advice": _advised(found, timeout_rate),
         "ladder": pd.DataFrame(
-            [{"purgatory": kind[0], "operation": kind[1], **asdict(rung)} for kind in ladders for rung in ladders[kind]]
+            [
+                {"purgatory": kind[0], "operation": kind[1], **asdict(rung)}
+                for kind, some in ladders.items()
+                for rungs in some
+                for rung in rungs
+            ]
         ),
         "rates": _rates(found),
         "operations": summary.reset_index(),
@@ -87,6 +108,7 @@ def report(table: pa.Table, output: str, timeout_rate: float = 0.01, compare: da
         "days": answers.operations(rows.assign(day=rows["day"].astype(str)), "day", "purgatory", "operation"),
         "load": load.assign(start=pd.to_datetime(load["start"], unit="us", utc=True)),
         "keys": hottest,
+        "processes": processes(rows),
         "verdicts": pd.DataFrame([asdict(each) for each in said]),
         "refused": pd.DataFrame({"instance": list(left_out), "operations": list(left_out.values())}),
     }
@@ -95,7 +117,6 @@ def report(table: pa.Table, output: str, timeout_rate: float = 0.01, compare: da
         path.mkdir(parents=True)
         pq.write_table(pa.Table.from_pandas(each, preserve_index=False), path / f"{title}.parquet", compression="zstd")
     page = directory / "index.html"
-    span = answers.duration(rows)
     content = {
         "about": _about(rows, left_out),
         "verdicts": said,
@@ -104,17 +125,21 @@ def report(table: pa.Table, output: str, timeout_rate: float = 0.01, compare: da
             {
                 "name": kind_name(kind),
                 "advice": advice[kind],
-                "small": _small(found[kind]),
-                "rungs": [_rung(rung) for rung in ladders.get(kind, ())],
-                "plot": _plot(found[kind]),
+                "small": _small(found[kind], clients[kind], of_kind(rows, kind)),
+                "ladders": [_shown(rungs) for rungs in ladders[kind] if rungs],
+                "plot": _plot(found[kind]) if clients[kind].world != "ask-again" else "",
             }
             for kind in list(found)[:_KINDS]
         ],
         "more": len(found) - _KINDS,
-        "load": [_loaded(kind, summary.loc[kind], of_kind(rows, kind), span) for kind in list(found)[:_KINDS]],
-        "pending": plots.load(load),
-        "days": _days(rows, compare, days[-1], list(found)[:_KINDS]) if compare else None,
+        "load": [_loaded(kind, summary.loc[kind], of_kind(rows, kind), table) for kind in list(found)[:_KINDS]],
+        "step": _step(table),
+        "day": plots.day(rows, table),
+        "starts": _starts(rows),
+        "days": _days(rows, table, compare, days[-1], list(found)[:_KINDS]) if compare else None,
         "keys": _keys(hottest),
+        "client": count(CLIENT),
+        "request": seconds(REQUEST),
     }
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -132,7 +157,86 @@ def of_kind(rows: Frame, kind: Kind) -> Frame:
     return rows[(rows["purgatory"] == kind[0]) & (rows["operation"] == kind[1])]
 
 
-def _advice(rows: Frame, found: Estimate | None, timeout_rate: float) -> str:
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """What clients of a kind of operation do after an answer."""
+
+    world: World
+    follow: Follow | None
+    """What the journal tells of it."""
+    is_given: bool
+    """Whether the operator said so."""
+
+    @classmethod
+    def of(cls, table: pa.Table, kind: Kind, given: World | None) -> "Clients":
+        """Ask the journal, unless it is `given`."""
+        follow = follows(table, kind)
+        return cls(given or (follow.world if follow else "unknown"), follow, given is not None)
+
+    @property
+    def gap(self) -> tuple[float, bool]:
+        """After how many seconds they ask again, and whether that varies."""
+        return (
+            (self.follow.gap, self.follow.varies) if self.follow and self.follow.world == "ask-again" else (0.0, False)
+        )
+
+    @property
+    def ask_first(self) -> bool:
+        """Whether the page begins with what happens if they ask again."""
+        likely = self.follow is not None and self.follow.share >= 0.5
+        return self.world == "ask-again" or (self.world == "unknown" and likely)
+
+    def how(self) -> str:
+        """How that is known, as the begin of a sentence."""
+        if self.is_given:
+            return "You say that clients " + ("ask again" if self.world == "ask-again" else "leave")
+        if self.follow is None:
+            return "Too few operations ended to tell whether clients ask again"
+        share = f"a request for the same key follows {percent(min(max(self.follow.share, 0.0), 1.0))} of the answers"
+        if self.world == "unknown":
+            if self.follow.share > 1.25:
+                return "Requests come at fixed times, so the journal doesn't tell whether clients ask again"
+            error = percent(2 * self.follow.error)
+            return f"The journal doesn't tell whether clients ask again: {share}, give or take {error}"
+        return f"Clients {'ask again' if self.world == 'ask-again' else 'leave'}: {share}"
+
+
+def _ladders(rows: Frame, found: Estimate | None, clients: Clients) -> list[list[Rung]]:
+    """What timeouts would do in both worlds, the likelier one first."""
+    leave = answers.ladder(rows, found) if found is not None else []
+    asking = again.ladder(rows, *clients.gap)
+    return [asking, leave] if clients.ask_first else [leave, asking]
+
+
+def _advice(
+    rows: Frame, found: Estimate | None, timeout_rate: float, clients: Clients, ladders: list[list[Rung]]
+) -> str:
+    leave = _if_they_leave(rows, found, timeout_rate)
+    asking = next((_if_they_ask(rungs) for rungs in ladders if rungs and rungs[0].world == "ask-again"), None)
+    if clients.world == "leave" or asking is None:
+        return leave
+    if clients.world == "ask-again":
+        return f"{clients.how()}. So a shorter timeout saves no memory. {asking}"
+    return f"{clients.how()}. If they leave: {leave} If they ask again: {asking}"
+
+
+def _if_they_ask(rungs: list[Rung]) -> str:
+    used = next((rung for rung in rungs if rung.is_used), rungs[-1])
+    short = next((rung for rung in reversed(rungs) if rung.timeout <= used.timeout / _SHORTER), rungs[0])
+    return (
+        f"Set the longest timeout that your proxies allow: at {seconds(short.timeout)} there are "
+        f"{_range(short.requests - short.empty_answers, short)} requests a second, at {seconds(used.timeout)} "
+        f"{_range(used.requests - used.empty_answers, used)}, and {figure(used.pending)} operations stay pending."
+    )
+
+
+def _range(others: float, rung: Rung) -> str:
+    """The requests a second, of which `others` are not empty."""
+    low, high = figure(others + rung.empty_low), figure(others + rung.empty_high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _if_they_leave(rows: Frame, found: Estimate | None, timeout_rate: float) -> str:
     used = answers.longest_timeout(rows)
     if found is None:
         longest = max(used or 0.0, float(rows["wait_max"].max()))
@@ -161,21 +265,35 @@ def _advice(rows: Frame, found: Estimate | None, timeout_rate: float) -> str:
             "No answer: operations with short timeouts end differently from those with long ones, so what they "
             f"would do later is unknown. Give all of them a timeout of {longer} for an hour, and report again."
         )
+    if found.reason == "alike":
+        return (
+            "No answer: waits are long for a long time and then short, so this journal tells as little as "
+            f"{count(found.independent)} independent pieces of time, and {INDEPENDENT:.0f} are needed. Record for several "
+            "times as long."
+        )
     about = f" It is about {seconds(found.timeout)}." if found.timeout else ""
     return (
         f"Too few operations last that long, or all of them do at the same time.{about} Record for ten times as long."
     )
 
 
-def _small(found: Estimate | None) -> str:
+def _small(found: Estimate | None, clients: Clients, rows: Frame) -> str:
+    if clients.world == "ask-again":
+        ended = rows[rows["outcome"] != "expired"]["operations"].sum() / answers.duration(rows)
+        return (
+            "Twice the clients are twice the requests, and twice as many are pending. Twice the events are at most "
+            f"{figure(float(ended))} more requests a second, and as many are pending. This holds unless clients give "
+            "up after some empty answers, which one timeout cannot show."
+        )
+    twice = "Twice the arrivals are twice as many pending, and the same share expires."
     if found is None or found.timeout is None:
-        return ""
+        return twice
     low = seconds(found.earliest) if found.earliest else "unknown"
     high = f"to {seconds(found.latest)}" if found.latest else "and longer"
     total = count(found.total)
     return (
         f"The estimate is {seconds(found.timeout)}, its 95 % band {low} {high}. {total} operations tell as much as "
-        f"{count(min(found.effective, found.total))} that end independently."
+        f"{count(min(found.effective, found.total))} that end independently. {twice}"
     )
 
 
@@ -235,30 +353,59 @@ def _plot(found: Estimate | None) -> str:
     return "" if found is None or len(found.rates) < 2 else plots.rates(found)
 
 
-def _rung(rung: answers.Rung) -> dict[str, Any]:
-    return {
-        "timeout": seconds(rung.timeout),
-        "note": "advised" if rung.is_safe else "in use" if rung.is_used else "",
-        "is_safe": rung.is_safe,
-        "rate": percent(rung.rate),
-        "band": f"{figure(100 * rung.low)} to {figure(100 * rung.high)}",
-        "satisfied": percent(rung.satisfied),
-        "left": percent(rung.left),
-        "failed": percent(rung.failed),
-        "empty": figure(rung.empty_answers),
-        "pending": figure(rung.pending),
-        "memory": _bytes(_SIZE * rung.pending),
-    }
+def _shown(rungs: list[Rung]) -> dict[str, Any]:
+    """A ladder for the page: its title, its columns with their classes, and its rows."""
+    rows = [
+        {
+            "note": "advised" if rung.is_safe else "in use" if rung.is_used else "",
+            "is_safe": rung.is_safe,
+            "cells": (_asking if rung.world == "ask-again" else _leaving)(rung),
+        }
+        for rung in rungs
+    ]
+    if rungs[0].world == "ask-again":
+        columns = ["timeout", "requests a second", "of them empty", "pending", "CPU for them", "memory"]
+        return {"title": "If clients ask again", "columns": columns, "spare": [4], "rows": rows}
+    columns = ["timeout", "expire", "95 % band", "satisfied", "leave", "fail", "empty a second", "pending", "memory"]
+    return {"title": "If clients leave", "columns": columns, "spare": [3, 4, 5, 8], "rows": rows}
 
 
-def _loaded(kind: Kind, row: Any, rows: Frame, span: float) -> Sequence[str]:
-    load = answers.pending(rows)
+def _asking(rung: Rung) -> list[str]:
+    low, high = figure(rung.empty_low), figure(rung.empty_high)
+    return [
+        seconds(rung.timeout),
+        _range(rung.requests - rung.empty_answers, rung),
+        low if low == high else f"{low} to {high}",
+        figure(rung.pending),
+        f"{percent(REQUEST * rung.requests)} of a core",
+        _bytes(CLIENT * rung.pending),
+    ]
+
+
+def _leaving(rung: Rung) -> list[str]:
+    return [
+        seconds(rung.timeout),
+        percent(rung.rate),
+        f"{figure(100 * rung.low)} to {figure(100 * rung.high)}",
+        *(percent(share) for share in (rung.satisfied, rung.left, rung.failed)),
+        figure(rung.empty_answers),
+        figure(rung.pending),
+        _bytes(CLIENT * rung.pending),
+    ]
+
+
+def _loaded(kind: Kind, row: Any, rows: Frame, table: pa.Table) -> Sequence[str]:
+    first, last = rows["arrived"].min(), (rows["arrived"] + rows["slot"]).max()
+    span = answers.duration(rows)
+    pending = answers.pending(table, kind)
+    mean = rows["wait_sum"].sum() / span if pending is None or rows["day"].nunique() > 1 else pending.mean(first, last)
+    peak = None if pending is None else max(pending.peak(first, last), mean)
     return [
         kind_name(kind),
         figure(row["operations"] / span),
-        figure(rows["wait_sum"].sum() / span),
-        count(load["pending"].max()),
-        _bytes(_SIZE * float(load["pending"].max())),
+        figure(mean),
+        "unknown" if peak is None else f"at least {figure(peak)}",
+        "unknown" if peak is None else _bytes(CLIENT * peak),
         percent(row["expired_share"]),
         seconds(row["wait_p50_s"]),
         seconds(row["wait_p90_s"]),
@@ -266,14 +413,30 @@ def _loaded(kind: Kind, row: Any, rows: Frame, span: float) -> Sequence[str]:
     ]
 
 
-def _days(rows: Frame, before: date, today: date, shown: Sequence[Kind]) -> list[list[str]]:
+def _step(table: pa.Table) -> str:
+    pending = answers.pending(table)
+    return "" if pending is None else seconds(pending.step / 1e6)
+
+
+def _starts(rows: Frame) -> list[str]:
+    """When instances were started again."""
+    again_ = processes(rows)
+    again_ = again_[again_["is_restart"]]
+    said = [
+        f"{name(row['instance'])} at {row['opened']:%Y-%m-%d %H:%M:%S} UTC"
+        for row in again_.head(_STARTS).to_dict("records")
+    ]
+    return said + ([f"{len(again_) - _STARTS} more are in tables/processes"] if len(again_) > _STARTS else [])
+
+
+def _days(rows: Frame, table: pa.Table, before: date, today: date, shown: Sequence[Kind]) -> list[list[str]]:
     cells = []
     for kind in shown:
         for day in (before, today):
             some = of_kind(rows[rows["day"] == day], kind)
             if len(some):
                 row = answers.operations(some, "purgatory", "operation").iloc[0]
-                cells.append([str(day), *_loaded(kind, row, some, answers.duration(some))])
+                cells.append([str(day), *_loaded(kind, row, some, table)])
     return cells
 
 
@@ -282,11 +445,15 @@ def _keys(hottest: Frame) -> list[list[str]]:
     return [
         [
             f"{name(row['purgatory'])} / {name(row['key'])}" if several else name(row["key"]),
-            *(count(row[each]) for each in ("operations", "expired", "missed")),
+            *(_between(row[each], row[f"{each}_most"]) for each in ("operations", "expired", "missed")),
         ]
         for _, some in hottest.groupby("purgatory")
         for row in some.head(_KEYS).to_dict("records")
     ]
+
+
+def _between(low: int, high: int) -> str:
+    return count(low) if low == high else f"{count(low)} to {count(high)}"
 
 
 def _bytes(number: float) -> str:

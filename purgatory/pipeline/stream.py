@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purgatory.pipeline.trace import COLUMNS, SQL, literal
+from purgatory.pipeline.trace import COLUMNS, literal, maker, numbers
 from purgatory.pipeline.words import count, name, seconds
 from purgatory.spark.errors import PipelineError
 
@@ -31,6 +31,8 @@ _LOOK: Final = 0.2
 """Seconds from one look at the query's progress to the next."""
 _MOST_FILES: Final = 1000
 """Files of a batch. The first one would have all that the journal ever had."""
+_SAMPLED: Final = 2000
+"""Operations of a batch whose moments its cube has, about."""
 _MARKER: Final = "_stream"
 """The directory with the name of the stream that writes a cube: Spark's, from the checkpoint."""
 _RAISED: Final = re.compile(r"(?:Exception|Error): \[\S+\] (.+)")
@@ -143,7 +145,8 @@ def _batches(cube: str, checkpoint: str, slot: int) -> Callable[[DataFrame, int]
 
     A Connect server calls the function in a process that does not have this library: it must need nothing of it.
     """
-    text, marker, pattern, metadata = SQL, _MARKER, literal(cube), literal(f"{checkpoint}/metadata")
+    make, values, marker = maker(), numbers(slot, 0, _SAMPLED), _MARKER
+    pattern, metadata = literal(cube), literal(f"{checkpoint}/metadata")
 
     def write(rows: DataFrame, batch: int) -> None:
         spark = rows.sparkSession
@@ -157,7 +160,7 @@ def _batches(cube: str, checkpoint: str, slot: int) -> Callable[[DataFrame, int]
                 return False
 
         now = spark.sql("SELECT unix_micros(current_timestamp())").collect()[0][0]
-        found = spark.sql(text, slot=slot, now=now, journal=rows).persist()
+        found = make(spark, rows, {**values, "now": now}, None).persist()
         try:
             for row in found.where("refused IS NOT NULL").select("refused").collect():
                 column, _, file = row.refused.partition(" in ")

@@ -4,11 +4,12 @@ A journal has a row for each finished operation, in directories by day and insta
 """
 
 import re
-from collections.abc import Callable, Iterable
-from datetime import UTC, date, datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from purgatory.pipeline.cube import days_of, files, refused, save
+from purgatory.pipeline.cube import days_of, files, joined, only_steps, refused, save
 from purgatory.pipeline.words import count, name
 from purgatory.spark.errors import PipelineError
 
@@ -40,6 +41,9 @@ COLUMNS: Final = {
 _ADDED: Final = ("deadline_s", "opened_at", "missed")
 """Columns that journals of older versions do not have."""
 
+PARTS: Final = ("operations", "refused", "steps", "instance_steps", "hot_keys", "cuts", "samples", "moments")
+"""The parts of a cube, which its column `part` tells."""
+
 SQL: Final = (
     resources.files("purgatory.pipeline").joinpath("cube.sql").read_text("utf-8")
 )  # executors have this in a zip
@@ -47,6 +51,12 @@ SQL: Final = (
 _SLOTS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 """Lengths of a slot of time, in seconds."""
 _MOST_SLOTS: Final = 60
+_STEP, _INSTANCE_STEP = 10_000_000, 60_000_000
+"""The longest steps in which a cube counts what is pending, of all instances and of each: microseconds."""
+_KEPT: Final = 1000
+"""The most keys that a cube has for each of their counts."""
+SAMPLED: Final = 20_000
+"""Operations whose moments a cube has, about."""
 
 _AGAIN: Final = 2
 """The newest days of a cube are written again, because rows of their last operations may have come since."""
@@ -102,21 +112,88 @@ def days_in(rows: DataFrame) -> list[date]:
     return sorted(map(date.fromisoformat, found))
 
 
-def span(rows: DataFrame, days: Iterable[date]) -> dict[date, int]:
-    """Those of the days that have rows, each with the shortest slot, in seconds, that gives it at most sixty slots."""
+Slots: TypeAlias = dict[tuple[str, str], int]
+"""The slot, in seconds, of each kind of operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When the operations of a day arrived."""
+
+    slot: int
+    """The shortest slot, in seconds, that gives the day at most sixty."""
+    slots: Slots
+    """The same for each kind of operation, which may have been there for an hour of the day only."""
+
+
+def span(rows: DataFrame, days: Iterable[date]) -> dict[date, Span]:
+    """When operations arrived on those of the days that have any."""
     seconds = F.unix_seconds("arrived_at")
     some = rows.where(F.col("date").isin([str(day) for day in days]))
-    looked = some.groupBy("date").agg(F.min(seconds).alias("first"), F.max(seconds).alias("last"))
+    looked = some.groupBy("date", "purgatory", "operation").agg(
+        F.min(seconds).alias("first"), F.max(seconds).alias("last")
+    )
+    kinds: dict[date, dict[tuple[str, str], tuple[int, int]]] = {}
+    for day, purgatory, operation, first, last in looked.where("first IS NOT NULL").orderBy("date").collect():
+        kinds.setdefault(date.fromisoformat(day), {})[purgatory, operation] = first, last
     return {
-        date.fromisoformat(day): next(slot for slot in _SLOTS if (last - first) // slot < _MOST_SLOTS)
-        for day, first, last in looked.where("first IS NOT NULL").orderBy("date").collect()
+        day: Span(
+            _slot(min(first for first, _ in found.values()), max(last for _, last in found.values())),
+            {kind: _slot(*ends) for kind, ends in found.items()},
+        )
+        for day, found in kinds.items()
     }
 
 
-def cube(rows: DataFrame, slot: int, now: datetime | None = None) -> DataFrame:
-    """The cube of these rows, with slots of so many seconds. Rows later than `now` are refused."""
+def _slot(first: int, last: int) -> int:
+    return next(slot for slot in _SLOTS if (last - first) // slot < _MOST_SLOTS)
+
+
+Maker: TypeAlias = Callable[[SparkSession, DataFrame, Mapping[str, Any], DataFrame | None], DataFrame]
+
+
+def maker() -> Maker:
+    """Return a function that makes a cube with Spark, from rows, the numbers in the SQL text, and slots.
+
+    It is made here, and needs nothing of this library, because a Connect server calls it where this library is missing.
+    """
+    text, parts = SQL, PARTS
+
+    def make(spark: SparkSession, rows: DataFrame, numbers: Mapping[str, Any], slots: DataFrame | None) -> DataFrame:
+        if slots is None:
+            slots = spark.sql("SELECT '' AS purgatory, '' AS operation, 0L AS slot WHERE false")
+        found = None
+        for part in parts:
+            each = spark.sql(f"{text} SELECT '{part}' AS part, * FROM {part}", journal=rows, slots=slots, **numbers)
+            found = each if found is None else found.unionByName(each, allowMissingColumns=True)
+        assert found is not None
+        return found
+
+    return make
+
+
+def numbers(slot: int, now: int, sampled: int) -> dict[str, Any]:
+    """The numbers in the SQL text, for slots of so many microseconds and samples of so many operations."""
+    step = min(slot, _STEP)
+    instance_step = _INSTANCE_STEP if slot % _INSTANCE_STEP == 0 else step
+    return {"slot": slot, "now": now, "step": step, "instance_step": instance_step, "kept": _KEPT, "sampled": sampled}
+
+
+def cube(rows: DataFrame, slot: int, now: datetime | None = None, slots: Slots | None = None) -> DataFrame:
+    """The cube of these rows, with slots of so many seconds, or others for some kinds of operation.
+
+    Rows later than `now` are refused.
+    """
     clock = datetime.now(UTC) if now is None else now
-    return rows.sparkSession.sql(SQL, slot=slot * 1_000_000, now=round(clock.timestamp() * 1e6), journal=rows)
+    spark = rows.sparkSession
+    columns = "purgatory string, operation string, slot long"
+    of_kinds = [(*kind, 1_000_000 * each) for kind, each in (slots or {}).items()]
+    return maker()(
+        spark,
+        rows,
+        numbers(1_000_000 * slot, round(clock.timestamp() * 1e6), SAMPLED),
+        spark.createDataFrame(of_kinds, columns) if of_kinds else None,
+    )
 
 
 def rollup(
@@ -133,15 +210,15 @@ def rollup(
     requested = list(days)
     settled = [] if requested else days_of(path)[:-_AGAIN]
     # Of the other days no file is read: one of them may be damaged, and there are many.
-    slots = span(rows, requested or [day for day in days_in(rows) if day not in settled])
+    spans = span(rows, requested or [day for day in days_in(rows) if day not in settled])
     for day in requested:
-        if day not in slots:
+        if day not in spans:
             raise PipelineError(f"{journal} has no operations that arrived on {day}")
-    requested = requested or list(slots)
+    requested = requested or list(spans)
     for day in requested:
-        table = _day(rows, day, slots[day])
+        table = _day(rows, day, spans[day])
         save(table, path, day)
-        operations = table.filter(pa.compute.is_valid(table["outcome"]))["operations"]
+        operations = table.filter(pa.compute.equal(table["part"], "operations"))["operations"]
         line = f"{day}: {count(pa.compute.sum(operations).as_py() or 0)} operations in {count(len(table))} rows"
         for instance, number in refused(table).items():
             line += f"; {count(number)} of {name(instance)} are left out, as they end later than now"
@@ -152,14 +229,23 @@ def rollup(
 def of_days(spark: SparkSession, journal: str, is_requested: Callable[[date], bool]) -> pa.Table:
     """The cube of the requested days of a journal, which is written nowhere. Raises `PipelineError`."""
     rows = read(spark, journal)
-    slots = span(rows, filter(is_requested, days_in(rows)))
-    if not slots:
+    present = days_in(rows)
+    spans = span(rows, filter(is_requested, present))
+    if not spans:
         raise PipelineError(f"{journal} has none of these days")
-    return pa.concat_tables([_day(rows, day, slot) for day, slot in slots.items()])
+    tables = [_day(rows, day, found) for day, found in spans.items()]
+    for day in spans:
+        before = day - timedelta(days=1)
+        if before in present and not is_requested(before):  # some of its operations may be pending at midnight
+            midnight = round(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1e6)
+            late = F.unix_micros("arrived_at") + 1e6 * F.col("waited_s") >= midnight
+            table = cube(rows.where(F.col("date") == str(before)).where(late), spans[day].slot).toArrow()
+            tables.append(only_steps(table))
+    return joined(tables)
 
 
-def _day(rows: DataFrame, day: date, slot: int) -> pa.Table:
-    table = cube(rows.where(f"date = '{day}'"), slot).toArrow()
+def _day(rows: DataFrame, day: date, found: Span) -> pa.Table:
+    table = cube(rows.where(F.col("date") == str(day)), found.slot, slots=found.slots).toArrow()
     refused(table)  # raises
     return table
 

@@ -1,10 +1,13 @@
 """What is wrong with a service, as far as its journal tells: each statement with its evidence."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Final, Literal, TypeAlias
 
-from purgatory.pipeline.answers import Frame, estimates, operations, same_hours
+import numpy as np
+
+from purgatory.pipeline.answers import Frame, Kind, estimates, hours, operations, processes, same_hours
 from purgatory.pipeline.words import count, kind_name, name, percent, seconds
 
 Colour: TypeAlias = Literal["red", "amber", "green"]
@@ -19,6 +22,10 @@ _SICK: Final = 0.01
 """Seconds that it waits longer at least: below that nobody notices."""
 _ENDED: Final[dict[str, tuple[float, float]]] = {"failed": (0.01, 0.05), "cancelled": (0.05, 0.2)}
 """Shares of operations that end so from which on that is worth a look, and is wrong."""
+_UNUSUAL: Final = 3.0
+"""How many times as long as usual all instances wait in an hour that is worth a look."""
+_MINUTE: Final = 60_000_000
+_LOOK: Final = "Look at the logs of that time, and report on it alone with --from and --to."
 _LATE: Final[tuple[float, float]] = (0.02, 0.1)
 """Seconds of mean lateness from which on the loop is busy, and very busy."""
 _CHANGED: Final = 1.5
@@ -40,9 +47,19 @@ class Verdict:
     evidence: str
 
 
-def verdicts(rows: Frame, hottest: Frame, timeout_rate: float, compared: tuple[date, date] | None) -> list[Verdict]:
-    """All statements, the worst first. `compared` is the day in question and the one that it is compared with."""
-    found = [*_missed(rows, hottest), *_ended(rows), *_sick(rows, timeout_rate), *_late(rows)]
+def verdicts(
+    rows: Frame,
+    hottest: Frame,
+    timeout_rate: float,
+    compared: tuple[date, date] | None,
+    patient: Collection[Kind] = (),
+) -> list[Verdict]:
+    """All statements, the worst first.
+
+    `compared` is the day in question and the one that it is compared with. Operations of the kinds `patient` wait for
+    events, so it is no fault if all of them wait longer for an hour.
+    """
+    found = [*_missed(rows, hottest), *_ended(rows), *_sick(rows, timeout_rate), *_hours(rows, patient), *_late(rows)]
     if compared is not None:
         found += _changed(rows, *compared)
     return sorted(found, key=lambda each: ("red", "amber", "green").index(each.colour))
@@ -62,7 +79,11 @@ def _missed(rows: Frame, hottest: Frame) -> list[Verdict]:
                 f"check_and_complete(key) where the state changes. Most of them have the keys {first}."
             )
             found.append(Verdict("red" if share >= _MANY else "amber", text, evidence))
-    return found or [Verdict("green", "No check was missed.", "The last try at the deadline completed no operation.")]
+    return found or [
+        Verdict(
+            "green", "Every change was followed by a check.", "No operation had to wait for its deadline to be tried."
+        )
+    ]
 
 
 def _ended(rows: Frame) -> list[Verdict]:
@@ -77,7 +98,8 @@ def _ended(rows: Frame) -> list[Verdict]:
             half, most = seconds(ended["wait_p50_s"]), seconds(ended["wait_p99_s"])
             if outcome == "failed":
                 text = f"{kind_name(kind)}: {percent(share)} of the operations fail."
-                evidence = f"Half of these have failed within {half}: a method of theirs raised, or fail() was called."
+                evidence = f"Half of these had failed within {half}, because a method of theirs raised, or fail() was"
+                evidence += " called. Look for the exceptions in the log."
             else:
                 text = f"{kind_name(kind)}: {percent(share)} of the operations are cancelled: usually, clients leave."
                 evidence = f"Half of these end within {half}, and 99 % within {most}."
@@ -99,15 +121,101 @@ def _sick(rows: Frame, timeout_rate: float) -> list[Verdict]:
                 if row[column] >= max(_FAR * usual, usual + _SICK):
                     times = f"{row[column] / usual:.1f} times as long"
                     text = f"{name(row['instance'])} is slow: {kind_name(kind)} waits {times}."
-                    evidence = f"{seconds(row[column])} {words}, compared with {seconds(usual)} for the others."
+                    evidence = f"{seconds(row[column])} {words}, compared with {seconds(usual)} for the others. Take it"
+                    evidence += " out, or look at its CPU, its network and what it shares with others."
                     well = some[some["instance"] != row["instance"]]
                     found.append(Verdict("red", text, f"{evidence}{_without(some, well, timeout_rate)}"))
                     break
     instances = rows["instance"].nunique()
     if not found and instances > 1:
-        text = f"The {instances} instances are alike."
+        text = f"No instance of {instances} is slow all the time."
         found = [Verdict("green", text, f"None waits {_FAR:g} times as long as the median of the others.")]
     return found
+
+
+def _hours(rows: Frame, patient: Collection[Kind]) -> list[Verdict]:
+    """Hours in which an instance was slower than the others, or all were slower than usual, or more expired."""
+    found = []
+    for kind, some in rows.groupby(["purgatory", "operation"]):
+        each, together = (_enough(hours(some, *by)) for by in (("instance",), ()))
+        if each["instance"].nunique() > 1:
+            found += [
+                verdict for instance in each["instance"].unique() for verdict in _slower(kind, some, each, instance)
+            ]
+        if kind not in patient and len(together):
+            found += _unusual(kind, together)
+    return found
+
+
+def _enough(hourly: Frame) -> Frame:
+    return hourly[hourly["operations"] >= _ENOUGH].set_index("hour")
+
+
+def _slower(kind: Kind, some: Frame, each: Frame, instance: str) -> list[Verdict]:
+    """Whether an instance was slower than the others for some hours. If it always is, that has been told."""
+    own = each[each["instance"] == instance]
+    others = each[each["instance"] != instance]["wait_p90_s"].groupby("hour").median().reindex(own.index)
+    slow = own[_is_slow(own["wait_p90_s"], others, _FAR)]
+    if not 0 < len(slow) <= len(own) / 2:
+        return []
+    times = (slow["wait_p90_s"] / others[slow.index]).max()
+    text = f"{name(instance)} was slow {_when(slow)}: {kind_name(kind)} waited {times:.1f} times as long."
+    evidence = (
+        f"{seconds(slow['wait_p90_s'].max())} at the 90th percentile, compared with "
+        f"{seconds(others[slow.index].median())} for the others.{_restarted(some, instance, slow)} {_LOOK}"
+    )
+    return [Verdict("red", text, evidence)]
+
+
+def _unusual(kind: Kind, hourly: Frame) -> list[Verdict]:
+    """Whether all instances together were slow for some hours, or more operations expired than usually."""
+    found = []
+    usual = hourly["wait_p90_s"].median()
+    slow = hourly[_is_slow(hourly["wait_p90_s"], usual, _UNUSUAL)]
+    if 0 < len(slow) <= len(hourly) / 2:
+        times = slow["wait_p90_s"].max() / usual
+        text = (
+            f"{kind_name(kind)} waited {times:.1f} times as long as usually {_when(slow)}, on all instances together."
+        )
+        evidence = f"{seconds(slow['wait_p90_s'].max())} at the 90th percentile, usually {seconds(usual)}. {_LOOK}"
+        found.append(Verdict("amber", text, evidence))
+    usual = hourly["expired_share"].median()
+    many = hourly[(hourly["expired"] >= _ENOUGH) & (hourly["expired_share"] >= max(_UNUSUAL * usual, usual + _MANY))]
+    if 0 < len(many) <= len(hourly) / 2:
+        text = f"{kind_name(kind)}: {percent(many['expired_share'].max())} expired {_when(many)}."
+        found.append(Verdict("amber", text, f"Usually {percent(usual)} do. {_LOOK}"))
+    return found
+
+
+def _is_slow(waits: Frame, usual: Frame, times: float) -> Frame:
+    return waits >= np.maximum(times * usual, usual + _SICK)
+
+
+def _when(slow: Frame) -> str:
+    """The first run of these hours, and how many there are."""
+    starts = sorted(slow.index)
+    length = int(slow["length"].iloc[0])
+    end = starts[0]
+    run = 0
+    while run < len(starts) and starts[run] == end:
+        end += length
+        run += 1
+    first, last = (datetime.fromtimestamp(at / 1e6, UTC) for at in (starts[0], end))
+    form = "%H:%M" if length >= _MINUTE else "%H:%M:%S"
+    until = last.strftime(form if first.date() == last.date() else f"%Y-%m-%d {form}")
+    more = f" and {len(starts) - run} times later" if run < len(starts) else ""
+    return f"from {first:%Y-%m-%d {form}} to {until} UTC{more}"
+
+
+def _restarted(some: Frame, instance: str, slow: Frame) -> str:
+    """A sentence, if the instance was started again shortly before."""
+    length = int(slow["length"].iloc[0])
+    restarts = processes(some)
+    own = restarts[(restarts["instance"] == instance) & restarts["is_restart"]]
+    for opened in own["opened"]:
+        if -length <= opened.timestamp() * 1e6 - min(slow.index) <= length:
+            return f" It was started again at {opened:%H:%M:%S} UTC."
+    return ""
 
 
 def _without(some: Frame, well: Frame, timeout_rate: float) -> str:
@@ -126,11 +234,14 @@ def _late(rows: Frame) -> list[Verdict]:
     for row in expired[expired["late_mean_s"] >= _LATE[0]].to_dict("records"):
         late = seconds(row["late_mean_s"])
         text = f"The event loop of {name(row['instance'])} is busy: operations expire {late} late."
-        evidence = f"That is the mean of {count(row['expired'])}; the latest was {seconds(row['late_max_s'])} late."
+        evidence = f"That is the mean of {count(row['expired'])}, and the latest was {seconds(row['late_max_s'])} late."
+        evidence += " Find what blocks the loop with asyncio's debug mode, or start more processes."
         found.append(Verdict("red" if row["late_mean_s"] >= _LATE[1] else "amber", text, evidence))
     if not found and len(expired):
         latest = seconds(expired["late_max_s"].max())
-        found = [Verdict("green", "Operations expire in time.", f"The latest was {latest} late.")]
+        found = [
+            Verdict("green", "Operations expire in time, so no event loop is busy.", f"The latest was {latest} late.")
+        ]
     return found
 
 
