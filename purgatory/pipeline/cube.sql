@@ -1,6 +1,4 @@
--- The cube of a journal, in parts whose rows add up over files: `operations` counts how they ended, by time, instance and
--- bins of the wait; `steps` and `instance_steps` tell how many were pending; `hot_keys` and `cuts` rank keys; `moments`
--- has the arrivals and ends of some keys in bins of a quarter of a second, which show whether clients ask again.
+-- The cube of a journal. Below are the common tables, and then a query for each part, whose rows add up over files.
 WITH read AS (
     SELECT
         instance, purgatory, operation, keys, outcome, file,
@@ -47,64 +45,18 @@ rows AS (
         END AS refused
     FROM read
 ),
-good AS (
-    SELECT /*+ BROADCAST(slots) */ rows.*, coalesce(slots.slot, {slot}) AS slot
-    FROM rows
-    LEFT JOIN {slots} AS slots ON slots.purgatory = rows.purgatory AND slots.operation = rows.operation
-    WHERE refused IS NULL
-),
-operations AS (
+-- What the other parts need of the rows. A row that no row can have stops it all, so it is no matter if it is here.
+timely AS (
     SELECT
-        instance, purgatory, operation, opened, slot,
-        arrived - pmod(arrived, slot) AS arrived, -- slots begin at multiples of their length
-        finished - pmod(finished, slot) AS finished,
-        outcome, missed, is_gone, entered_late,
-        CAST(ceil(100 * log10(greatest(timeout_s, 1e-6)) - 1e-7) AS INT) AS timeout_bin,
-        CAST(ceil(100 * log10(greatest(stayed, 1e-6)) - 1e-7) AS INT) AS wait_bin,
-        count(*) AS operations,
-        count_if(outcome = 'expired') AS num_expired,
-        count_if(missed) AS num_missed,
-        sum(waited_s) AS wait_sum,
-        max(waited_s) AS wait_max,
-        sum(late_s) AS late_sum,
-        max(late_s) AS late_max,
-        max(timeout_s) AS timeout_max
-    FROM good
-    GROUP BY ALL
-),
-refused AS (
-    SELECT instance, refused, count(*) AS operations FROM rows WHERE refused IS NOT NULL GROUP BY ALL
-),
--- Each arrival adds one pending operation for the rest of its step, and each end takes one away. A step thus has a net
--- count and a net moment, in microseconds, and the mean of a step is what was pending at its start + moment / length.
-changes AS (
-    SELECT
-        purgatory, operation, instance,
-        change.at - pmod(change.at, {step}) AS arrived,
-        sum(change.net) AS operations,
-        sum(change.net * ({step} - pmod(change.at, {step}))) AS moment
-    FROM good
-    LATERAL VIEW explode(array(named_struct('at', arrived, 'net', 1), named_struct('at', finished, 'net', -1))) AS change
-    GROUP BY ALL
-),
-steps AS (
-    SELECT purgatory, operation, arrived, {step} AS slot, sum(operations) AS operations, sum(moment) AS moment
-    FROM changes
-    GROUP BY ALL
-),
-instance_steps AS (
-    SELECT
-        purgatory, instance,
-        arrived - pmod(arrived, {instance_step}) AS arrived,
-        {instance_step} AS slot,
-        sum(operations) AS operations,
-        sum(moment + operations * ({instance_step} - {step} - pmod(arrived, {instance_step}))) AS moment
-    FROM changes
-    GROUP BY ALL
+        instance, purgatory, operation, keys, outcome, coalesce(missed, false) AS missed,
+        unix_micros(arrived_at) AS arrived,
+        unix_micros(arrived_at) + CAST(1e6 * waited_s AS BIGINT) AS finished
+    FROM {journal}
+    WHERE waited_s < 1e8 AND unix_micros(arrived_at) + CAST(1e6 * least(waited_s, 1e8) AS BIGINT) <= {now}
 ),
 keyed AS (
     SELECT purgatory, operation, key, arrived, finished, outcome, missed, arrived - pmod(arrived, 86400000000) AS day
-    FROM good
+    FROM timely
     LATERAL VIEW explode(keys) AS key
     WHERE key IS NOT NULL
 ),
@@ -116,72 +68,115 @@ per_key AS (
         count_if(missed) AS num_missed
     FROM keyed
     GROUP BY ALL
-),
--- A key is kept if one of its counts is above the cut of that count. No more than {kept} keys are above it.
-counted AS (
-    SELECT purgatory, day, measure, number, sum(count(*)) OVER (
-        PARTITION BY purgatory, day, measure ORDER BY number DESC
-    ) AS up_to
-    FROM per_key
-    LATERAL VIEW stack(3, 'all', operations, 'expired', num_expired, 'missed', num_missed) AS measure, number
-    GROUP BY purgatory, day, measure, number
-),
-cuts AS (
+)
+
+-- part: operations
+-- How they ended, by time, instance and bins of the wait; and the rows that are refused, by reason.
+SELECT
+    if(refused IS NULL, 'operations', 'refused') AS part,
+    refused, instance,
+    if(refused IS NULL, purgatory, NULL) AS purgatory,
+    if(refused IS NULL, operation, NULL) AS operation,
+    if(refused IS NULL, opened, NULL) AS opened,
+    if(refused IS NULL, slot, NULL) AS slot,
+    if(refused IS NULL, arrived - pmod(arrived, slot), NULL) AS arrived, -- slots begin at multiples of their length
+    if(refused IS NULL, finished - pmod(finished, slot), NULL) AS finished,
+    if(refused IS NULL, outcome, NULL) AS outcome,
+    if(refused IS NULL, missed, NULL) AS missed,
+    if(refused IS NULL, is_gone, NULL) AS is_gone,
+    if(refused IS NULL, entered_late, NULL) AS entered_late,
+    if(refused IS NULL, CAST(ceil(100 * log10(greatest(timeout_s, 1e-6)) - 1e-7) AS INT), NULL) AS timeout_bin,
+    if(refused IS NULL, CAST(ceil(100 * log10(greatest(stayed, 1e-6)) - 1e-7) AS INT), NULL) AS wait_bin,
+    count(*) AS operations,
+    count_if(outcome = 'expired') AS num_expired,
+    count_if(missed) AS num_missed,
+    sum(waited_s) AS wait_sum,
+    max(waited_s) AS wait_max,
+    sum(late_s) AS late_sum,
+    max(late_s) AS late_max,
+    max(timeout_s) AS timeout_max
+FROM (
+    SELECT /*+ BROADCAST(slots) */ rows.*, coalesce(slots.slot, {slot}) AS slot
+    FROM rows
+    LEFT JOIN {slots} AS slots ON slots.purgatory = rows.purgatory AND slots.operation = rows.operation
+)
+GROUP BY ALL
+
+-- part: steps
+-- Each arrival adds one pending operation for the rest of its step, and each end takes one away. A step thus has a net
+-- count and a net moment, in microseconds, and the mean of a step is what was pending at its start + moment / length.
+-- The steps of an instance are longer than those of all together.
+SELECT
+    if(is_all, 'steps', 'instance_steps') AS part,
+    purgatory,
+    if(is_all, operation, NULL) AS operation,
+    if(is_all, NULL, instance) AS instance,
+    slot,
+    start AS arrived,
+    sum(net) AS operations,
+    sum(moment + net * (start + slot - step_end)) AS moment
+FROM (
     SELECT
-        purgatory, day AS arrived,
-        coalesce(max(if(measure = 'all' AND up_to > {kept}, number, NULL)), 0) AS operations,
-        coalesce(max(if(measure = 'expired' AND up_to > {kept}, number, NULL)), 0) AS num_expired,
-        coalesce(max(if(measure = 'missed' AND up_to > {kept}, number, NULL)), 0) AS num_missed
-    FROM counted
-    GROUP BY ALL
-),
-hot_keys AS (
-    SELECT
-        /*+ BROADCAST(cuts) */
-        per_key.purgatory, per_key.key, per_key.day AS arrived,
-        per_key.operations, per_key.num_expired, per_key.num_missed
-    FROM per_key
-    JOIN cuts ON cuts.purgatory = per_key.purgatory AND cuts.arrived = per_key.day
-    WHERE per_key.operations > cuts.operations
-        OR per_key.num_expired > cuts.num_expired
-        OR per_key.num_missed > cuts.num_missed
-),
--- Whole keys, up to a bucket of their hashes, with at most {sampled} operations; the first bucket is always there.
-buckets AS (
-    SELECT
-        purgatory, bucket, operations,
-        sum(operations) OVER (PARTITION BY purgatory ORDER BY bucket) AS up_to,
-        sum(operations) OVER (PARTITION BY purgatory) AS total
-    FROM (
-        SELECT purgatory, pmod(xxhash64(key), 4096) AS bucket, sum(operations) AS operations FROM per_key GROUP BY ALL
-    )
-),
-samples AS (
-    SELECT purgatory, if(max(total) <= {sampled}, 4095, max(bucket)) AS hash
-    FROM buckets
-    WHERE up_to <= {sampled} OR up_to = operations
-    GROUP BY ALL
-),
--- Bins of a quarter of a second. That of an end tells how many bins, up to 120, its own arrival came before it.
-moments AS (
-    SELECT
-        /*+ BROADCAST(samples) */
-        keyed.purgatory, operation, xxhash64(key) AS hash,
-        250000 * moment.bin AS arrived,
-        moment.waited,
-        count_if(moment.outcome IS NULL) AS operations,
-        count_if(moment.outcome = 'expired') AS num_expired,
-        count_if(moment.outcome NOT IN ('expired', 'closed')) AS num_others
-    FROM keyed
-    JOIN samples ON samples.purgatory = keyed.purgatory AND pmod(xxhash64(key), 4096) <= samples.hash
-    LATERAL VIEW explode(array(
-        named_struct('bin', arrived DIV 250000, 'waited', CAST(NULL AS BIGINT), 'outcome', CAST(NULL AS STRING)),
-        named_struct(
-            'bin', finished DIV 250000,
-            'waited', least(finished DIV 250000 - arrived DIV 250000, 120),
-            'outcome', outcome
-        )
-    )) AS moment
-    WHERE coalesce(moment.outcome, '') != 'closed'
+        purgatory, operation, instance,
+        change.at - pmod(change.at, {step}) + {step} AS step_end,
+        sum(change.net) AS net,
+        sum(change.net * ({step} - pmod(change.at, {step}))) AS moment
+    FROM timely
+    LATERAL VIEW explode(array(named_struct('at', arrived, 'net', 1), named_struct('at', finished, 'net', -1))) AS change
     GROUP BY ALL
 )
+LATERAL VIEW inline(array(
+    named_struct('slot', {step}, 'start', step_end - {step}, 'all', true),
+    named_struct(
+        'slot', {instance_step}, 'start', step_end - {step} - pmod(step_end - {step}, {instance_step}), 'all', false
+    )
+)) AS slot, start, is_all
+GROUP BY ALL
+
+-- part: counts
+-- How many keys have each of the counts, and how many operations the keys of each bucket of hashes have.
+SELECT purgatory, day, what, number, count(*) AS keys, sum(operations) AS operations
+FROM per_key
+LATERAL VIEW inline(array(
+    named_struct('what', 'operations', 'number', operations),
+    named_struct('what', 'num_expired', 'number', num_expired),
+    named_struct('what', 'num_missed', 'number', num_missed),
+    named_struct('what', 'bucket', 'number', pmod(xxhash64(key), 4096))
+)) AS what, number
+WHERE number > 0 OR what = 'bucket'
+GROUP BY ALL
+
+-- part: hot_keys
+-- The keys that are above the cut of one of their counts.
+SELECT
+    /*+ BROADCAST(cuts) */
+    'hot_keys' AS part, per_key.purgatory, per_key.key, per_key.day AS arrived,
+    per_key.operations, per_key.num_expired, per_key.num_missed
+FROM per_key
+JOIN {cuts} AS cuts ON cuts.purgatory = per_key.purgatory AND cuts.arrived = per_key.day
+WHERE per_key.operations > cuts.operations
+    OR per_key.num_expired > cuts.num_expired
+    OR per_key.num_missed > cuts.num_missed
+
+-- part: moments
+-- Bins of a quarter of a second. That of an end tells how many bins, up to 120, its own arrival came before it.
+SELECT
+    /*+ BROADCAST(samples) */
+    'moments' AS part, keyed.purgatory, operation, xxhash64(key) AS hash,
+    250000 * moment.bin AS arrived,
+    moment.waited,
+    count_if(moment.outcome IS NULL) AS operations,
+    count_if(moment.outcome = 'expired') AS num_expired,
+    count_if(moment.outcome NOT IN ('expired', 'closed')) AS num_others
+FROM keyed
+JOIN {samples} AS samples ON samples.purgatory = keyed.purgatory AND pmod(xxhash64(key), 4096) <= samples.hash
+LATERAL VIEW explode(array(
+    named_struct('bin', arrived DIV 250000, 'waited', CAST(NULL AS BIGINT), 'outcome', CAST(NULL AS STRING)),
+    named_struct(
+        'bin', finished DIV 250000,
+        'waited', least(finished DIV 250000 - arrived DIV 250000, 120),
+        'outcome', outcome
+    )
+)) AS moment
+WHERE coalesce(moment.outcome, '') != 'closed'
+GROUP BY ALL

@@ -268,8 +268,8 @@ def _if_they_leave(rows: Frame, found: Estimate | None, timeout_rate: float) -> 
     if found.reason == "alike":
         return (
             "No answer: waits are long for a long time and then short, so this journal tells as little as "
-            f"{count(found.independent)} independent pieces of time, and {INDEPENDENT:.0f} are needed. Record for several "
-            "times as long."
+            f"{count(found.independent)} independent pieces of time, and {INDEPENDENT:.0f} are needed. Record for "
+            "several times as long."
         )
     about = f" It is about {seconds(found.timeout)}." if found.timeout else ""
     return (

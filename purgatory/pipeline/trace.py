@@ -41,9 +41,6 @@ COLUMNS: Final = {
 _ADDED: Final = ("deadline_s", "opened_at", "missed")
 """Columns that journals of older versions do not have."""
 
-PARTS: Final = ("operations", "refused", "steps", "instance_steps", "hot_keys", "cuts", "samples", "moments")
-"""The parts of a cube, which its column `part` tells."""
-
 SQL: Final = (
     resources.files("purgatory.pipeline").joinpath("cube.sql").read_text("utf-8")
 )  # executors have this in a zip
@@ -157,16 +154,54 @@ def maker() -> Maker:
 
     It is made here, and needs nothing of this library, because a Connect server calls it where this library is missing.
     """
-    text, parts = SQL, PARTS
+    common, *rest = re.split(r"^-- part: (\w+)$", SQL, flags=re.MULTILINE)
+    queries = dict(zip(rest[::2], rest[1::2], strict=True))
+    measures = ("operations", "num_expired", "num_missed")
 
     def make(spark: SparkSession, rows: DataFrame, numbers: Mapping[str, Any], slots: DataFrame | None) -> DataFrame:
         if slots is None:
             slots = spark.sql("SELECT '' AS purgatory, '' AS operation, 0L AS slot WHERE false")
-        found = None
-        for part in parts:
-            each = spark.sql(f"{text} SELECT '{part}' AS part, * FROM {part}", journal=rows, slots=slots, **numbers)
-            found = each if found is None else found.unionByName(each, allowMissingColumns=True)
-        assert found is not None
+
+        def query(part: str, **tables: Any) -> DataFrame:
+            return spark.sql(common + queries[part], journal=rows, **tables, **numbers)
+
+        def local(part: str, rows: list[tuple[Any, ...]], *longs: str) -> DataFrame:
+            fields = [("purgatory", pa.string()), *((name, pa.int64()) for name in longs)]
+            columns = [pa.array([row[number] for row in rows], kind) for number, (_, kind) in enumerate(fields)]
+            table = pa.table(columns, schema=pa.schema(fields))
+            return spark.createDataFrame(table.append_column("part", pa.repeat(part, len(rows))))
+
+        cuts: dict[tuple[str, int], dict[str, int]] = {}
+        keys: dict[tuple[Any, ...], int] = {}
+        buckets: dict[str, dict[int, int]] = {}
+        for row in sorted(query("counts").collect(), key=lambda row: -row.number):
+            if row.what == "bucket":
+                bucket = buckets.setdefault(row.purgatory, {})
+                bucket[row.number] = bucket.get(row.number, 0) + row.operations
+                continue
+            # A count has its cut where it has more keys, with those that have more, than are kept.
+            cut = cuts.setdefault((row.purgatory, row.day), dict.fromkeys(measures, 0))
+            place = (row.purgatory, row.day, row.what)
+            keys[place] = keys.get(place, 0) + row["keys"]
+            if keys[place] > numbers["kept"]:
+                cut[row.what] = max(cut[row.what], row.number)
+        samples = []
+        for purgatory, bucket in buckets.items():
+            # Whole keys, up to a bucket of their hashes; at least the first one.
+            left, last = numbers["sampled"], 4095
+            if sum(bucket.values()) > left:
+                last = min(bucket)
+                for number in sorted(bucket):
+                    left -= bucket[number]
+                    last = number if left >= 0 else last
+            samples.append((purgatory, last))
+        cut_rows = [(*place, *cut.values()) for place, cut in cuts.items()]
+        cut_table = local("cuts", cut_rows, "arrived", *measures)
+        sample_table = local("samples", samples, "hash")
+        found = query("operations", slots=slots)
+        parts = query("steps"), query("hot_keys", cuts=cut_table), query("moments", samples=sample_table)
+        for each in (*parts, cut_table, sample_table):
+            found = found.unionByName(each, allowMissingColumns=True)
         return found
 
     return make
@@ -186,13 +221,14 @@ def cube(rows: DataFrame, slot: int, now: datetime | None = None, slots: Slots |
     """
     clock = datetime.now(UTC) if now is None else now
     spark = rows.sparkSession
-    columns = "purgatory string, operation string, slot long"
-    of_kinds = [(*kind, 1_000_000 * each) for kind, each in (slots or {}).items()]
+    of_kinds = [
+        {"purgatory": kind[0], "operation": kind[1], "slot": 1_000_000 * each} for kind, each in (slots or {}).items()
+    ]
     return maker()(
         spark,
         rows,
         numbers(1_000_000 * slot, round(clock.timestamp() * 1e6), SAMPLED),
-        spark.createDataFrame(of_kinds, columns) if of_kinds else None,
+        spark.createDataFrame(pa.Table.from_pylist(of_kinds)) if of_kinds else None,
     )
 
 
@@ -215,8 +251,9 @@ def rollup(
         if day not in spans:
             raise PipelineError(f"{journal} has no operations that arrived on {day}")
     requested = requested or list(spans)
+    now = datetime.now(UTC)
     for day in requested:
-        table = _day(rows, day, spans[day])
+        table = _day(rows, day, spans[day], now)
         save(table, path, day)
         operations = table.filter(pa.compute.equal(table["part"], "operations"))["operations"]
         line = f"{day}: {count(pa.compute.sum(operations).as_py() or 0)} operations in {count(len(table))} rows"
@@ -233,19 +270,21 @@ def of_days(spark: SparkSession, journal: str, is_requested: Callable[[date], bo
     spans = span(rows, filter(is_requested, present))
     if not spans:
         raise PipelineError(f"{journal} has none of these days")
-    tables = [_day(rows, day, found) for day, found in spans.items()]
+    now = datetime.now(UTC)
+    tables = [_day(rows, day, found, now) for day, found in spans.items()]
     for day in spans:
         before = day - timedelta(days=1)
         if before in present and not is_requested(before):  # some of its operations may be pending at midnight
             midnight = round(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1e6)
             late = F.unix_micros("arrived_at") + 1e6 * F.col("waited_s") >= midnight
-            table = cube(rows.where(F.col("date") == str(before)).where(late), spans[day].slot).toArrow()
+            table = cube(rows.where(F.col("date") == str(before)).where(late), spans[day].slot, now).toArrow()
             tables.append(only_steps(table))
     return joined(tables)
 
 
-def _day(rows: DataFrame, day: date, found: Span) -> pa.Table:
-    table = cube(rows.where(F.col("date") == str(day)), found.slot, slots=found.slots).toArrow()
+def _day(rows: DataFrame, day: date, found: Span, now: datetime) -> pa.Table:
+    # All days have the same `now`, because Spark compiles what it does for each number anew.
+    table = cube(rows.where(F.col("date") == str(day)), found.slot, now, found.slots).toArrow()
     refused(table)  # raises
     return table
 
