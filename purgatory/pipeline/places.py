@@ -25,6 +25,7 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _FILE: Final = re.compile(r"file:(//)?(?=/)")
 _VERSION: Final = re.compile(r"/version=(\d+)-")
 _GLOB: Final = "{date=*,date=*/version=*,batch=*}/*.parquet"
+_OPTIONS: Final = {"maxRecordsPerFile": 0, "mapreduce.fileoutputcommitter.marksuccessfuljobs": False}
 _GONE: Final = re.compile(r"FILE_NOT_EXIST|PATH_NOT_FOUND|FileNotFoundException")
 
 
@@ -127,13 +128,13 @@ class SparkPlace:
         """Write the rows as the newest version, then empty the older ones."""
         older = [name for name in self.names() if name.startswith(f"{directory}/")]
         last = max((int(match[1]) for name in older if (match := _VERSION.search(name))), default=0)
-        writer = self._spark.createDataFrame(table).coalesce(1).write  # in one file, so that it is whole or absent
-        writer = writer.option("compression", "zstd").option("maxRecordsPerFile", 0)
+        # In one file, so that it is whole or absent.
+        writer = self._spark.createDataFrame(table).coalesce(1).write.options(**_OPTIONS, compression="zstd")
         writer.parquet(f"{self._path}/{directory}/version={last + 1:09}-{uuid4().hex[:8]}")
         for name in dict.fromkeys(re.sub(r"(/version=[^/]*)/.*", r"\1", name) for name in older):
             # Spark's writer deletes what is there, and opens no file for a partition that has no rows.
             nothing = self._spark.createDataFrame([], "nothing int, of string").write.partitionBy("of")
-            nothing.mode("overwrite").parquet(f"{self._path}/{name}")
+            nothing.options(**_OPTIONS).mode("overwrite").parquet(f"{self._path}/{name}")
 
 
 def literal(path: str) -> str:

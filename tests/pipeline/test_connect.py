@@ -1,17 +1,11 @@
 """The commands on a Spark Connect server: the same answers as on this machine."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,6 +13,7 @@ from purgatory.pipeline import cube, generate, report, stream, trace
 from purgatory.pipeline.generate import PRESETS
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import session
+from tests.pipeline.clusters import connect_server
 from tests.pipeline.commands import pipeline
 from tests.support.servers import reserved_port
 
@@ -28,25 +23,8 @@ TRAFFIC = replace(PRESETS["high"], rate=500.0, seconds=4.0, instances=3, seed=3)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Spark Connect server on loopback, a process with two cores. Its address, `sc://127.0.0.1:…`."""
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": "0",
-        "spark.ui.enabled": "false",
-        "spark.log.level": "INFO",  # the server says so where it is
-    }
-    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]", *conf]
-    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-    log = tmp_path_factory.mktemp("connect") / "log"
-    with log.open("w") as written:
-        process = subprocess.Popen(command, cwd=log.parent, env=environment, stderr=written, start_new_session=True)
-    while (started := re.search(r"Spark Connect server started at: .*?(\S+)$", log.read_text(), re.MULTILINE)) is None:
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.1)
-    yield f"sc://{started[1]}"
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with connect_server(tmp_path_factory.mktemp("connect")) as address:
+        yield address
 
 
 def _pipeline(server: str, *arguments: str | Path, code: int = 0) -> str:
