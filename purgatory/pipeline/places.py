@@ -26,7 +26,9 @@ _FILE: Final = re.compile(r"file:(//)?(?=/)")
 _VERSION: Final = re.compile(r"/version=(\d+)-")
 _GLOB: Final = "{date=*,date=*/version=*,batch=*}/*.parquet"
 _OPTIONS: Final = {"maxRecordsPerFile": 0, "mapreduce.fileoutputcommitter.marksuccessfuljobs": False}
-_GONE: Final = re.compile(r"FILE_NOT_EXIST|PATH_NOT_FOUND|FileNotFoundException")
+_GONE: Final = re.compile(r"FILE_NOT_EXIST|PATH_NOT_FOUND|FileNotFoundException|No such file")
+_ATTEMPTS: Final = 5
+"""How often a directory is listed that changes meanwhile."""
 
 
 class Place(Protocol):
@@ -103,14 +105,22 @@ class SparkPlace:
 
     def names(self) -> list[str]:
         """Return the names of its files, none of which is opened."""
-        try:
-            files = self._spark.read.format("binaryFile").load(f"{literal(self._path)}/{_GLOB}").inputFiles()
-        except (PySparkException, Py4JError) as error:
-            if isinstance(error, AnalysisException) and error.getCondition() == "PATH_NOT_FOUND":
-                return []
-            raise PipelineError(f"{self._path} cannot be used: {first_line(error)}") from None
+        files = self._list()
         # Spark writes the path in its own way, with a host that was left out, or `file:///` for a path without scheme.
         return sorted(re.sub(r".*/(?=(date|batch)=[^/]*/)", "", unquote(urlsplit(file).path)) for file in files)
+
+    def _list(self) -> list[str]:
+        reason = ""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._spark.read.format("binaryFile").load(f"{literal(self._path)}/{_GLOB}").inputFiles()
+            except (PySparkException, Py4JError) as error:
+                if isinstance(error, AnalysisException) and error.getCondition() == "PATH_NOT_FOUND":
+                    return []
+                reason = first_line(error)
+                if not _GONE.search(reason):  # a writer has emptied an older version meanwhile
+                    break
+        raise PipelineError(f"{self._path} cannot be used: {reason}")
 
     def read(self, names: Sequence[str]) -> pa.Table:
         """Return the rows of these files."""
