@@ -204,9 +204,9 @@ def _report(options: argparse.Namespace) -> None:
 def _table(options: argparse.Namespace, is_requested: Callable[[date], bool]) -> pa.Table:
     """The rows of the cube that a report is about. One on this machine is read without Spark."""
     source, is_elsewhere = options.source, _is_elsewhere(options, options.source)
+    if _remote(options) is None and not places.needs_spark(source) and cube.files(source):
+        return cube.load(source, is_requested)
     if not is_elsewhere:
-        if cube.files(source):
-            return cube.load(source, is_requested)
         trace.refuse_empty(source)
     with _spark(options) as (spark, steps):
         try:
