@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -15,6 +16,8 @@ from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import session
 from tests.pipeline.clusters import connect_server
 from tests.pipeline.commands import pipeline
+from tests.pipeline.test_casting import recast, rows_of
+from tests.pipeline.traces import write
 from tests.support.servers import reserved_port
 
 TRAFFIC = replace(PRESETS["high"], rate=500.0, seconds=4.0, instances=3, seed=3)
@@ -65,6 +68,23 @@ def test_a_connect_server_gives_the_same_answers_as_this_machine(
     journal, streamed, checkpoint = (str(here / name) for name in ("journal", "streamed", "checkpoint"))
     stream.follow(spark, journal, streamed, checkpoint, print, slot=1.0, once=True)
     assert _rows(there / "streamed" / "batch=0") == _rows(here / "streamed" / "batch=0")
+
+
+def test_files_of_other_types_are_cast_on_a_server_too(server: str, tmp_path: Path) -> None:
+    for kind in ("ordinary", "other"):
+        for instance in range(3):
+            write(tmp_path / kind, rows_of(instance), f"web-{instance}")
+    recast(next((tmp_path / "other").rglob("instance=web-0/*")), "int64", ("timeout_s",))
+    recast(next((tmp_path / "other").rglob("instance=web-1/*")), "ns", ("arrived_at", "opened_at"))
+    for kind in ("ordinary", "other"):
+        _pipeline(server, "rollup", tmp_path / kind, tmp_path / f"cube-{kind}")
+    assert _rows(tmp_path / "cube-ordinary") == _rows(tmp_path / "cube-other")
+    wrong = write(tmp_path / "other", rows_of(0), "web-2")
+    table = pq.read_table(wrong, partitioning=None)
+    place = table.column_names.index("timeout_s")
+    pq.write_table(table.set_column(place, "timeout_s", pa.array(["soon"] * len(table))), wrong)
+    said = _pipeline(server, "rollup", tmp_path / "other", tmp_path / "cube", code=1)
+    assert f"{wrong.name}: the column timeout_s is string, and has a value that is no double" in said
 
 
 def test_a_corrupt_file_and_a_missing_one_are_named_in_a_line(server: str, tmp_path: Path) -> None:
