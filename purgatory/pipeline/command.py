@@ -10,12 +10,13 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from purgatory.pipeline import cube, generate, report, stream, trace
+from purgatory.pipeline import cube, generate, places, report, stream, trace
 from purgatory.pipeline.generate import PRESETS, Traffic
 from purgatory.pipeline.progress import Steps
 from purgatory.pipeline.words import kind_name
@@ -164,18 +165,30 @@ def _spark(options: argparse.Namespace) -> Iterator[tuple[SparkSession, Steps]]:
     if (options.master or "").startswith("sc://"):
         raise PipelineError(f"a Spark Connect server is named by --remote, and not by --master: {options.master}")
     settings = dict(each.split("=", 1) for each in options.conf)
-    remote = options.remote or (None if options.master else os.environ.get("SPARK_REMOTE") or None)
+    remote = _remote(options)
     with session(None if remote else options.master, settings, remote=remote) as spark:
         steps = Steps(spark, _console)
         with steps.shown():
             yield spark, steps
 
 
+def _remote(options: argparse.Namespace) -> str | None:
+    return options.remote or (None if options.master else os.environ.get("SPARK_REMOTE") or None)
+
+
+def _is_elsewhere(options: argparse.Namespace, path: str) -> bool:
+    """Whether only Spark finds `path`: on its Connect server's machine, or on a file system of Hadoop's."""
+    is_set = (
+        any(each.startswith("spark.hadoop.fs.defaultFS=") for each in options.conf) or "HADOOP_CONF_DIR" in os.environ
+    )
+    return _remote(options) is not None or is_set or places.needs_spark(path)
+
+
 def _generate(options: argparse.Namespace) -> None:
     given = {field.name: getattr(options, field.name) for field in fields(Traffic)}
     changes = {name: value for name, value in given.items() if value is not None}
     traffic = replace(PRESETS[options.preset], **changes)
-    if "://" not in options.output and Path(options.output).exists():
+    if not _is_elsewhere(options, options.output) and Path(options.output).exists():
         raise PipelineError(f"{options.output} exists: name another directory, for journals are not mixed")
     with _spark(options) as (spark, steps):
         expected = traffic.rate * traffic.seconds * traffic.instances
@@ -185,7 +198,8 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _rollup(options: argparse.Namespace) -> None:
-    trace.refuse_empty(options.journal)
+    if not _is_elsewhere(options, options.journal):
+        trace.refuse_empty(options.journal)
     with _spark(options) as (spark, steps):
         steps.begin(f"rolling up {options.journal}")
         days = [] if options.day is None else [options.day]
@@ -208,14 +222,7 @@ def _report(options: argparse.Namespace) -> None:
         begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
         return begin + timedelta(days=1) > first and begin < last
 
-    if cube.files(options.source):
-        table = cube.load(options.source, is_requested)
-    else:
-        trace.refuse_empty(options.source)
-        with _spark(options) as (spark, steps):
-            steps.begin(f"rolling up {options.source}")
-            table = trace.of_days(spark, options.source, is_requested)
-            steps.say("writing the report")
+    table = _table(options, is_requested)
     if options.first or options.last:
         table = cube.between(table, first, last, options.compare)
     written = report.report(table, options.output, options.timeout_rate, options.compare, options.after_expiry)
@@ -224,10 +231,41 @@ def _report(options: argparse.Namespace) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in [*lines, f"written to {written.page}"]))
 
 
-def _stream(options: argparse.Namespace) -> None:
-    if cube.days_of(options.cube):
-        raise PipelineError(f"{options.cube} is a cube that rollup has written: name another directory")
+def _table(options: argparse.Namespace, is_requested: Callable[[date], bool]) -> pa.Table:
+    """The rows of the cube that a report is about. One on this machine is read without Spark."""
+    source, is_elsewhere = options.source, _is_elsewhere(options, options.source)
+    if _remote(options) is None and not places.needs_spark(source) and cube.files(source):
+        return cube.load(source, is_requested)
+    if not is_elsewhere:
+        trace.refuse_empty(source)
     with _spark(options) as (spark, steps):
+        try:
+            if is_elsewhere and cube.files(source, spark):
+                steps.begin(f"reading {source}")
+                table = cube.load(source, is_requested, spark)
+            else:
+                steps.begin(f"rolling up {source}")
+                table = trace.of_days(spark, source, is_requested)
+        except trace.Missing:
+            # With --remote, rollup has written a cube here.
+            if places.needs_spark(source) or not cube.files(source):
+                raise
+            table = cube.load(source, is_requested)
+        steps.say("writing the report")
+        return table
+
+
+def _stream(options: argparse.Namespace) -> None:
+    def refuse_another(spark: SparkSession | None = None) -> None:
+        if cube.days_of(options.cube, spark):
+            raise PipelineError(f"{options.cube} is a cube that rollup has written: name another directory")
+
+    is_elsewhere = _is_elsewhere(options, options.cube)
+    if not is_elsewhere:
+        refuse_another()
+    with _spark(options) as (spark, steps):
+        if is_elsewhere:
+            refuse_another(spark)
         steps.begin(f"following {options.journal}")
-        places = options.journal, options.cube, options.checkpoint
-        stream.follow(spark, *places, steps.say, slot=options.slot, once=options.once)
+        directories = options.journal, options.cube, options.checkpoint
+        stream.follow(spark, *directories, steps.say, slot=options.slot, once=options.once)

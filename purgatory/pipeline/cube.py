@@ -1,78 +1,62 @@
 """The cube of a journal: small Parquet files with the counts that all answers are made of.
 
-`rollup` writes one file for each day, `CUBE/date=2026-11-26/cube.parquet`, which replaces the one before. `stream`
-writes one for each of its batches, `CUBE/batch=7/….parquet`: the rows of several files just add up.
+`rollup` writes one file for each day, which replaces the one before: `CUBE/date=2026-11-26/cube.parquet`, or through
+Spark `CUBE/date=2026-11-26/version=N-…/….parquet`, of which the newest counts. `stream` writes one for each of its
+batches, `CUBE/batch=7/….parquet`: the rows of several files just add up.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
+from pathlib import PurePosixPath
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyarrow import fs
+from pyspark.sql import SparkSession
 
+from purgatory.pipeline.places import place
 from purgatory.spark.errors import PipelineError
 
 AHEAD: Final = "ahead of the clock"
 """What is refused because it has ended later than now. All else that is refused is impossible."""
 
-_NAME: Final = re.compile(r"date=[0-9-]{10}/cube\.parquet|batch=\d+/[^._][^/]*\.parquet")
+_NAME: Final = re.compile(
+    r"date=[0-9-]{10}/cube\.parquet|date=[0-9-]{10}/version=\d+-[^/]*/[^._][^/]*\.parquet|batch=\d+/[^._][^/]*\.parquet"
+)
+_PREFIX: Final = len("date=2026-11-26")
+_ATTEMPTS: Final = 5
+"""How often a cube is listed and read before a reader gives up on its writers."""
 _STEPS: Final = ("steps", "instance_steps")
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = 86_400_000_000
 """Microseconds."""
 
 
-def _open(path: str) -> tuple[fs.FileSystem, str]:
-    try:
-        system, below = fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), path)
-    except (ValueError, OSError) as error:
-        raise PipelineError(f"{path} cannot be used: {error}") from None
-    return system, below.rstrip("/")
+def files(path: str, spark: SparkSession | None = None) -> list[str]:
+    """The files of the cube in the directory `path`, below it; none if that is no cube.
+
+    With `spark`, here and below, the path is Spark's: of any file system of Hadoop's, or of a Connect server's machine.
+    """
+    names = [name for name in place(path, spark).names() if _NAME.fullmatch(name)]
+    newest = {name[:_PREFIX]: PurePosixPath(name).parent for name in names if name.startswith("date=")}
+    return [name for name in names if newest.get(name[:_PREFIX]) in (None, PurePosixPath(name).parent)]
 
 
-def files(path: str) -> list[str]:
-    """The files of the cube in the directory `path`, below it; none if that is no cube."""
-    system, below = _open(path)
-    found = system.get_file_info(fs.FileSelector(below, allow_not_found=True, recursive=True))
-    names = sorted(info.path.removeprefix(f"{below}/") for info in found if info.type == fs.FileType.File)
-    return [name for name in names if _NAME.fullmatch(name)]
-
-
-def days_of(path: str) -> list[date]:
+def days_of(path: str, spark: SparkSession | None = None) -> list[date]:
     """The days that `rollup` has written to the cube."""
-    return [date.fromisoformat(name[5:15]) for name in files(path) if name.startswith("date=")]
+    return sorted({_day(name) for name in files(path, spark) if name.startswith("date=")})
 
 
-def save(table: pa.Table, path: str, day: date) -> None:
+def save(table: pa.Table, path: str, day: date, spark: SparkSession | None = None) -> None:
     """Write the cube of a day, in place of the one that there is. Readers find the one or the other."""
-    system, below = _open(path)
-    place = f"{below}/date={day}"
-    system.create_dir(place)
-    hidden = f"{place}/.cube.parquet"
-    with system.open_output_stream(hidden) as file:
-        pq.write_table(table, file, compression="zstd")
-    system.move(hidden, f"{place}/cube.parquet")
+    place(path, spark).replace(table, f"date={day}")
 
 
-def load(path: str, is_requested: Callable[[date], bool]) -> pa.Table:
+def load(path: str, is_requested: Callable[[date], bool], spark: SparkSession | None = None) -> pa.Table:
     """Read the cube of the requested days. Raises `PipelineError` if it has none of them."""
-    system, below = _open(path)
-    tables = []
-    for name in files(path):
-        day = date.fromisoformat(name[5:15]) if name.startswith("date=") else None
-        # Some operations of the day before may be pending at midnight.
-        if day is None or is_requested(day) or is_requested(day + timedelta(days=1)):
-            with system.open_input_file(f"{below}/{name}") as file:
-                table = pq.read_table(file)
-            tables.append(table if day is None or is_requested(day) else only_steps(_parted(table)))
-    if not any(len(table) for table in tables):
-        raise PipelineError(f"{path} has none of these days")
-    table = joined(tables)
+    table = _read(path, is_requested, spark)
     days = pc.divide(table["arrived"], _DAY)
     unwanted = [
         each for each in pc.unique(days).to_pylist() if each is not None and not is_requested(_EPOCH + timedelta(each))
@@ -114,6 +98,32 @@ def _parted(table: pa.Table) -> pa.Table:
         return table
     is_key, is_refused = pc.is_valid(table["key"]), pc.is_valid(table["refused"])
     return table.append_column("part", pc.if_else(is_refused, "refused", pc.if_else(is_key, "hot_keys", "operations")))
+
+
+def _read(path: str, is_requested: Callable[[date], bool], spark: SparkSession | None) -> pa.Table:
+    """The rows of the files that may have requested days, and what was pending when these began."""
+    for attempt in range(_ATTEMPTS):
+        found = {name: _day(name) if name.startswith("date=") else None for name in files(path, spark)}
+        whole = [name for name, day in found.items() if day is None or is_requested(day)]
+        before = [
+            name
+            for name, day in found.items()
+            if day is not None and not is_requested(day) and is_requested(day + timedelta(days=1))
+        ]
+        if not whole:
+            raise PipelineError(f"{path} has none of these days")
+        try:
+            tables = place(path, spark).read([*whole, *before])
+        except FileNotFoundError:  # a writer has replaced it meanwhile
+            if attempt == _ATTEMPTS - 1:
+                raise PipelineError(f"{path} changes while it is read: try again") from None
+            continue
+        return joined([*tables[: len(whole)], *(only_steps(_parted(table)) for table in tables[len(whole) :])])
+    raise AssertionError
+
+
+def _day(name: str) -> date:
+    return date.fromisoformat(name[5:_PREFIX])
 
 
 def refused(table: pa.Table) -> dict[str, int]:

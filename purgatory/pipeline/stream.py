@@ -20,7 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purgatory.pipeline.trace import COLUMNS, literal, maker, numbers
+from purgatory.pipeline.places import literal
+from purgatory.pipeline.trace import COLUMNS, maker, numbers
 from purgatory.pipeline.words import count, name, seconds
 from purgatory.spark.errors import PipelineError
 

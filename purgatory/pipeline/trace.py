@@ -7,17 +7,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from urllib.parse import unquote
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from purgatory.pipeline.casting import Days, is_failed_read, kinds_of, refuse_unreadable
 from purgatory.pipeline.cube import days_of, files, joined, only_steps, refused, save
+from purgatory.pipeline.places import literal, needs_spark
 from purgatory.pipeline.words import count, name
 from purgatory.spark.errors import PipelineError
 
@@ -59,10 +62,15 @@ _AGAIN: Final = 2
 """The newest days of a cube are written again, because rows of their last operations may have come since."""
 
 
+class Missing(PipelineError):
+    """There is no journal at a path."""
+
+
 def refuse_empty(path: str) -> None:
     """Raise `PipelineError` if `path`, on this machine, is missing or has no Parquet. It needs no Spark."""
-    if "://" in path:
+    if needs_spark(path):
         return
+    path = path.removeprefix("file://")
     if not Path(path).is_dir():
         raise PipelineError(f"{path} does not exist")
     if next(Path(path).rglob("*.parquet"), None) is None:
@@ -74,28 +82,26 @@ def refuse_empty(path: str) -> None:
 def read(spark: SparkSession, path: str) -> DataFrame:
     """The rows of the journal in the directory `path`, each with the name of its `file`.
 
-    Numbers, decimals and timestamps that other writers make are cast. Raises `PipelineError`.
+    A file whose columns have other types fails when it is read, unless `casting` does it. Raises `PipelineError`.
     """
     try:
         files = _files(spark, path, "instance string").inputFiles()  # with a schema, none is opened
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        raise PipelineError(f"{path} does not exist") from None
+        raise Missing(f"{path} does not exist") from None
     if not files:
         raise PipelineError(f"{path} has no Parquet files")
     # The newest file tells the columns: all others that lack one have null there.
-    newest = literal(unquote(max(files)))
-    kinds = dict(spark.read.option("basePath", path).parquet(newest).dtypes)
+    kinds = kinds_of(spark, path, [max(files)])
+    if kinds is None:
+        refuse_unreadable(spark, max(files), COLUMNS)
     for column in COLUMNS:
         if column not in kinds and column not in _ADDED:
             where = ": files lie in directories named date=DAY/instance=NAME" if column in ("date", "instance") else ""
             raise PipelineError(f"missing column {column} in {path}{where}")
-    columns = ", ".join(f"{column} {kinds.get(column, kind)}" for column, kind in COLUMNS.items())
-    return _files(spark, path, columns).select(
-        *[F.col(column).cast(kind).alias(column) for column, kind in COLUMNS.items()],
-        F.expr("_metadata.file_path AS file"),
-    )
+    columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS.items())
+    return _files(spark, path, columns).select("*", F.expr("_metadata.file_path AS file"))
 
 
 def _files(spark: SparkSession, path: str, columns: str) -> DataFrame:
@@ -103,10 +109,13 @@ def _files(spark: SparkSession, path: str, columns: str) -> DataFrame:
     return found.parquet(literal(path))
 
 
-def days_in(rows: DataFrame) -> list[date]:
-    """The days of which a journal has files, none of which is opened."""
-    found = {match[1] for file in rows.inputFiles() if (match := re.search(r"/date=(\d{4}-\d\d-\d\d)/", file))}
-    return sorted(map(date.fromisoformat, found))
+def files_by_day(rows: DataFrame) -> dict[date, list[str]]:
+    """The files of a journal by day, in order. None of them is opened."""
+    found: dict[date, list[str]] = {}
+    for file in sorted(rows.inputFiles()):
+        if match := re.search(r"/date=(\d{4}-\d\d-\d\d)/", file):
+            found.setdefault(date.fromisoformat(match[1]), []).append(file)
+    return dict(sorted(found.items()))
 
 
 Slots: TypeAlias = dict[tuple[str, str], int]
@@ -240,21 +249,22 @@ def rollup(
     Without `days` these are all that the cube does not have, and the newest two that it has. Calls `say` with a line
     for each. Raises `PipelineError`.
     """
-    if any(file.startswith("batch=") for file in files(path)):
+    cubes = spark if needs_spark(path) else None
+    if any(file.startswith("batch=") for file in files(path, cubes)):
         raise PipelineError(f"{path} is the cube of a stream: name another directory")
-    rows = read(spark, journal)
+    found = _days(spark, journal)
     requested = list(days)
-    settled = [] if requested else days_of(path)[:-_AGAIN]
+    settled = [] if requested else days_of(path, cubes)[:-_AGAIN]
     # Of the other days no file is read: one of them may be damaged, and there are many.
-    spans = span(rows, requested or [day for day in days_in(rows) if day not in settled])
+    spans = _spans(found, requested or [day for day in found.files if day not in settled])
     for day in requested:
         if day not in spans:
             raise PipelineError(f"{journal} has no operations that arrived on {day}")
     requested = requested or list(spans)
     now = datetime.now(UTC)
     for day in requested:
-        table = _day(rows, day, spans[day], now)
-        save(table, path, day)
+        table = _day(found, day, spans[day], now)
+        save(table, path, day, cubes)
         operations = table.filter(pa.compute.equal(table["part"], "operations"))["operations"]
         line = f"{day}: {count(pa.compute.sum(operations).as_py() or 0)} operations in {count(len(table))} rows"
         for instance, number in refused(table).items():
@@ -265,30 +275,50 @@ def rollup(
 
 def of_days(spark: SparkSession, journal: str, is_requested: Callable[[date], bool]) -> pa.Table:
     """The cube of the requested days of a journal, which is written nowhere. Raises `PipelineError`."""
-    rows = read(spark, journal)
-    present = days_in(rows)
-    spans = span(rows, filter(is_requested, present))
+    found = _days(spark, journal)
+    spans = _spans(found, filter(is_requested, found.files))
     if not spans:
         raise PipelineError(f"{journal} has none of these days")
     now = datetime.now(UTC)
-    tables = [_day(rows, day, found, now) for day, found in spans.items()]
+    tables = [_day(found, day, each, now) for day, each in spans.items()]
     for day in spans:
         before = day - timedelta(days=1)
-        if before in present and not is_requested(before):  # some of its operations may be pending at midnight
-            midnight = round(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1e6)
-            late = F.unix_micros("arrived_at") + 1e6 * F.col("waited_s") >= midnight
-            table = cube(rows.where(F.col("date") == str(before)).where(late), spans[day].slot, now).toArrow()
-            tables.append(only_steps(table))
+        if before in found.files and not is_requested(before):
+            tables.append(only_steps(_day(found, before, Span(spans[day].slot, {}), now, day)))
     return joined(tables)
 
 
-def _day(rows: DataFrame, day: date, found: Span, now: datetime) -> pa.Table:
-    # All days have the same `now`, because Spark compiles what it does for each number anew.
-    table = cube(rows.where(F.col("date") == str(day)), found.slot, now, found.slots).toArrow()
+def _days(spark: SparkSession, journal: str) -> Days:
+    rows = read(spark, journal)
+    return Days(rows, journal, COLUMNS, files_by_day(rows))
+
+
+def _spans(journal: Days, days: Iterable[date]) -> dict[date, Span]:
+    """`span`, but a day at a time if a file of one of them has times of another type."""
+    asked = list(days)
+    try:
+        return span(journal.rows, asked)
+    except (PySparkException, Py4JError) as error:
+        if not is_failed_read(error):
+            raise
+    spans: dict[date, Span] = {}
+    for day in asked:
+        spans |= journal.run(day, partial(span, days=[day]))
+    return spans
+
+
+def _day(journal: Days, day: date, found: Span, now: datetime, pending_on: date | None = None) -> pa.Table:
+    """The cube of a day, or of those of its operations that were pending when the day `pending_on` began.
+
+    All days have the same `now`, because Spark compiles what it does for each number anew.
+    """
+
+    def made(rows: DataFrame) -> pa.Table:
+        if pending_on is not None:
+            midnight = datetime(pending_on.year, pending_on.month, pending_on.day, tzinfo=UTC).timestamp()
+            rows = rows.where(F.unix_micros("arrived_at") / 1e6 + F.col("waited_s") >= midnight)
+        return cube(rows, found.slot, now, found.slots).toArrow()
+
+    table: pa.Table = journal.run(day, made)
     refused(table)  # raises
     return table
-
-
-def literal(path: str) -> str:
-    """`path` with escapes for the characters that are patterns to Hadoop."""
-    return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)

@@ -57,6 +57,7 @@ def test_a_cube_and_its_journal_have_the_same_report(
     assert of_journal.stderr.splitlines()[-1] == "writing the report"
     # Of a cube there is one without Java.
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     main(["pipeline", "report", str(rolled_up), str(tmp_path / "two"), "--timeout-rate", "0.1"])
     for table in ("advice", "ladder", "operations", "instances", "keys", "load"):
         one, two = (pq.read_table(tmp_path / place / "tables" / table).to_pylist() for place in ("one", "two"))

@@ -1,17 +1,12 @@
 """The commands on a Spark Connect server: the same answers as on this machine."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,7 +14,10 @@ from purgatory.pipeline import cube, generate, report, stream, trace
 from purgatory.pipeline.generate import PRESETS
 from purgatory.spark.errors import PipelineError
 from purgatory.spark.session import session
+from tests.pipeline.clusters import connect_server
 from tests.pipeline.commands import pipeline
+from tests.pipeline.test_casting import recast, rows_of
+from tests.pipeline.traces import write
 from tests.support.servers import reserved_port
 
 TRAFFIC = replace(PRESETS["high"], rate=500.0, seconds=4.0, instances=3, seed=3)
@@ -28,25 +26,8 @@ TRAFFIC = replace(PRESETS["high"], rate=500.0, seconds=4.0, instances=3, seed=3)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Spark Connect server on loopback, a process with two cores. Its address, `sc://127.0.0.1:…`."""
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": "0",
-        "spark.ui.enabled": "false",
-        "spark.log.level": "INFO",  # the server says so where it is
-    }
-    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]", *conf]
-    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-    log = tmp_path_factory.mktemp("connect") / "log"
-    with log.open("w") as written:
-        process = subprocess.Popen(command, cwd=log.parent, env=environment, stderr=written, start_new_session=True)
-    while (started := re.search(r"Spark Connect server started at: .*?(\S+)$", log.read_text(), re.MULTILINE)) is None:
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.1)
-    yield f"sc://{started[1]}"
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with connect_server(tmp_path_factory.mktemp("connect")) as address:
+        yield address
 
 
 def _pipeline(server: str, *arguments: str | Path, code: int = 0) -> str:
@@ -87,6 +68,23 @@ def test_a_connect_server_gives_the_same_answers_as_this_machine(
     journal, streamed, checkpoint = (str(here / name) for name in ("journal", "streamed", "checkpoint"))
     stream.follow(spark, journal, streamed, checkpoint, print, slot=1.0, once=True)
     assert _rows(there / "streamed" / "batch=0") == _rows(here / "streamed" / "batch=0")
+
+
+def test_files_of_other_types_are_cast_on_a_server_too(server: str, tmp_path: Path) -> None:
+    for kind in ("ordinary", "other"):
+        for instance in range(3):
+            write(tmp_path / kind, rows_of(instance), f"web-{instance}")
+    recast(next((tmp_path / "other").rglob("instance=web-0/*")), "int64", ("timeout_s",))
+    recast(next((tmp_path / "other").rglob("instance=web-1/*")), "ns", ("arrived_at", "opened_at"))
+    for kind in ("ordinary", "other"):
+        _pipeline(server, "rollup", tmp_path / kind, tmp_path / f"cube-{kind}")
+    assert _rows(tmp_path / "cube-ordinary") == _rows(tmp_path / "cube-other")
+    wrong = write(tmp_path / "other", rows_of(0), "web-2")
+    table = pq.read_table(wrong, partitioning=None)
+    place = table.column_names.index("timeout_s")
+    pq.write_table(table.set_column(place, "timeout_s", pa.array(["soon"] * len(table))), wrong)
+    said = _pipeline(server, "rollup", tmp_path / "other", tmp_path / "cube", code=1)
+    assert f"{wrong.name}: the column timeout_s is string, and has a value that is no double" in said
 
 
 def test_a_corrupt_file_and_a_missing_one_are_named_in_a_line(server: str, tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ class TestRollup:
             rows = [row(0.0, arrived_at=begin + timedelta(seconds=second)) for second in (0, seconds)]
             write(tmp_path, rows, day=begin.date())
         journal = trace.read(spark, str(tmp_path))
-        found = trace.span(journal, trace.days_in(journal))
+        found = trace.span(journal, trace.files_by_day(journal))
         assert found == {DAY + timedelta(days=number): slot for number, slot in enumerate(slots.values())}
 
 
