@@ -224,8 +224,7 @@ def _rung(rows: Frame, timeout: float, gap: float, varies: bool, is_used: bool) 
             most = min(most, expired)
         elif gap <= _SMALL * timeout:
             known = float(count.sum()) / span * _sum_of_shares(some, timeout, in_use)
-            ratio = in_use / timeout
-            is_whole = abs(ratio - round(ratio)) < 1e-6
+            is_whole = np.isinf(in_use) or abs(in_use / timeout - round(in_use / timeout)) < 1e-6
             least, most = max(least, known), min(most, known + (0.0 if is_whole else expired))
         low, high, clients = low + min(least, most), high + most, clients + waiting
     count = rows.groupby("outcome")["operations"].sum()

@@ -77,9 +77,10 @@ def between(table: pa.Table, first: datetime, last: datetime, also: date | None)
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
     """The cube of several files. Its column `file` tells which rows are of one, for keys that a file may lack."""
-    numbered = [
-        _parted(table).append_column("file", pa.repeat(number, len(table))) for number, table in enumerate(tables)
-    ]
+    numbered = []
+    for number, table in enumerate(tables):
+        columns = [name for name in table.column_names if name != "file"]
+        numbered.append(_parted(table.select(columns)).append_column("file", pa.repeat(number, len(table))))
     return pa.concat_tables(numbered, promote_options="permissive")
 
 

@@ -139,10 +139,10 @@ def estimate(ends: Ends, timeout_rate: float) -> Estimate:
     earliest = sorted(_crossing(lower[1:], timeout_rate).tolist())[int(0.025 * _DRAWS)]
 
     reason = None
-    if not ends.are_days and independent < INDEPENDENT and blocks >= INDEPENDENT:
-        reason = "alike"
-    elif place < num_bins and np.count_nonzero(_outlasting(ends, place)) < FEW:
+    if place < num_bins and np.count_nonzero(_outlasting(ends, place)) < FEW:
         reason = "few"
+    elif not ends.are_days and independent < INDEPENDENT and blocks >= INDEPENDENT:
+        reason = "alike"
     elif safe >= num_bins:
         reason = "unreached" if agree or lower[0, -1] > timeout_rate else "strata"
     total = int(ends.seen.sum())

@@ -95,7 +95,7 @@ def day(rows: Frame, table: pa.Table) -> str:
     )
     above.step(times, expired / slots["slot_s"].to_numpy(), color=_BAD, lw=0.8, where="post", label="expired a second")
     above.set_ylim(bottom=0)
-    above.legend(frameon=False, fontsize=7, loc="upper left", ncols=2, bbox_to_anchor=(0, 1.32))
+    above.legend(frameon=False, fontsize=8, loc="upper left", ncols=2, bbox_to_anchor=(0, 1.38))
     _format(above.yaxis, figure)
     for place, instance in enumerate(shown):
         for each in waits[waits["instance"] == instance].to_dict("records"):
@@ -107,7 +107,7 @@ def day(rows: Frame, table: pa.Table) -> str:
     for row in restarts[restarts["is_restart"] & restarts["instance"].isin(shown)].to_dict("records"):
         place = shown.index(row["instance"])
         strip.plot([row["opened"].timestamp()] * 2, [place, place + 0.85], color=_TEXT, lw=1.5)
-    strip.set_yticks([place + 0.42 for place in range(len(shown))], [name(each, 14) for each in shown], fontsize=7)
+    strip.set_yticks([place + 0.42 for place in range(len(shown))], [name(each, 14) for each in shown], fontsize=8)
     strip.set_ylim(len(shown), 0)
     strip.grid(visible=False)
     strip.set_xlim(first / 1e6, last / 1e6)

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from purgatory.pipeline import again, answers, plots
 from purgatory.pipeline.again import Follow, World, follows
 from purgatory.pipeline.answers import Frame, Kind, Rung, processes
-from purgatory.pipeline.cube import refused
+from purgatory.pipeline.cube import joined, refused
 from purgatory.pipeline.estimate import EDGES, INDEPENDENT, Estimate
 from purgatory.pipeline.verdicts import Verdict, verdicts
 from purgatory.pipeline.words import count, figure, kind_name, name, percent, seconds
@@ -72,10 +72,12 @@ def report(
     `after_expiry` says what clients do after an answer, instead of the journal. Raises `PipelineError`.
     """
     directory = check(output, timeout_rate)
+    if "file" not in table.column_names:
+        table = joined([table])
     left_out = refused(table)
     rows = answers.rows_of(table)
     if rows.empty:
-        raise PipelineError("there are no operations in this time")
+        raise PipelineError("there are no operations in these days")
     days = sorted(set(rows["day"]))
     if compare is not None and (compare not in days or compare == days[-1]):
         earlier = ", ".join(map(str, days[:-1][-10:])) or "none"
@@ -213,6 +215,8 @@ def _advice(
 ) -> str:
     leave = _if_they_leave(rows, found, timeout_rate)
     asking = next((_if_they_ask(rungs) for rungs in ladders if rungs and rungs[0].world == "ask-again"), None)
+    if clients.follow is None and not clients.is_given:
+        return f"{leave} {clients.how()}."
     if clients.world == "leave" or asking is None:
         return leave
     if clients.world == "ask-again":

@@ -23,7 +23,7 @@ def ends(operations: Iterable[tuple[int, float, bool]]) -> Ends:
     for block, wait, is_gone in operations:
         seen[0, block, place(wait)] += 1
         gone[0, block, place(wait)] += is_gone
-    return Ends(gone, seen, {"left": gone.sum(axis=(0, 1))}, np.arange(BLOCKS) * 60.0, are_days=False)
+    return Ends(gone, seen, {"left": gone.sum(axis=(0, 1))}, np.linspace(0.0, 2340.0, BLOCKS), are_days=False)
 
 
 def drawn(timeout: float, count: int = 4000) -> list[tuple[int, float, bool]]:

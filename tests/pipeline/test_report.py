@@ -17,10 +17,11 @@ from pyspark.sql import SparkSession
 from purgatory.journal import SCHEMA
 from purgatory.pipeline import trace
 from purgatory.pipeline.generate import PRESETS, Traffic, generate
-from purgatory.pipeline.report import Report, report
+from purgatory.pipeline.report import CLIENT, REQUEST, Report, report
 from purgatory.spark.errors import PipelineError
 from tests.pipeline.traces import START, row
 from tests.support.browser import browser
+from tests.support.paths import ROOT
 
 KIND = ("fetch", "DelayedFetch")
 Row: TypeAlias = dict[str, Any]
@@ -77,6 +78,10 @@ class Made:
         rows: list[Row] = pq.read_table(self.found.page.parent / "tables" / name).to_pylist()
         return rows
 
+    def ladder(self, world: str = "leave") -> list[Row]:
+        """What timeouts would do if clients ask again, or leave."""
+        return [rung for rung in self.table("ladder") if rung["world"] == world]
+
     def reason(self) -> str:
         """Why there is no advice."""
         (advised,) = self.table("advice")
@@ -101,7 +106,13 @@ def make(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Maker
             table = pa.Table.from_pylist(given, SCHEMA).append_column("instance", instances)
         frame = spark.createDataFrame(table.append_column("file", pa.repeat("a", len(table))))
         found = trace.cube(frame, options.pop("slot", 1), options.pop("now", None)).toArrow()
-        return Made(report(found, str(tmp_path_factory.mktemp("report") / "out"), **{"timeout_rate": 0.1, **options}))
+        return Made(
+            report(
+                found,
+                str(tmp_path_factory.mktemp("report") / "out"),
+                **{"timeout_rate": 0.1, "after_expiry": "leave", **options},
+            )
+        )
 
     return made
 
@@ -131,7 +142,7 @@ class TestAdvice:
         assert advised["low_s"] < advised["estimate_s"] < advised["timeout_s"] < advised["high_s"]
         assert 0.5 * np.exp(1.2816) == pytest.approx(advised["timeout_s"], rel=0.15)
         assert (advised["rate"], advised["reason"]) == (0.1, None)
-        ladder = made.table("ladder")
+        ladder = made.ladder()
         (safe,) = [rung for rung in ladder if rung["is_safe"]]
         (used,) = [rung for rung in ladder if rung["is_used"]]
         assert safe["timeout"] == advised["timeout_s"]
@@ -170,7 +181,7 @@ class TestAdvice:
         made = make([row(0.0)])
         assert made.advice[KIND].startswith("No answer yet: slow operations of the last 1 s may have no row yet")
         assert made.reason() == "unsettled"
-        assert made.table("rates") == made.table("ladder") == []
+        assert made.table("rates") == made.ladder() == []
 
     def test_a_single_client_that_is_patient_takes_no_answer_away(self, make: Maker) -> None:
         rows = service()[:-1]  # of a server that still runs
@@ -183,16 +194,78 @@ class TestAdvice:
         rows = [each | {"timeout_s": None, "deadline_s": None} for each in service(timeout=1e6)]
         made = make(rows)
         assert " s. With this timeout" in made.advice[KIND]
-        assert not any(rung["is_used"] for rung in made.table("ladder"))
+        assert not any(rung["is_used"] for rung in made.ladder())
+
+
+def polls(clients: int = 40, timeout: float = 20.0, seconds: float = 400.0, gap: float = 0.01) -> list[Row]:
+    """Operations of clients that ask again after each answer, for events of ten keys, one in fifteen seconds."""
+    random = np.random.default_rng(clients)
+    events = [np.cumsum(random.exponential(15.0, int(seconds))) for _ in range(10)]
+    rows = []
+    for client in range(clients):
+        at, key = float(random.uniform(0, timeout)), client % 10
+        while at < seconds:
+            wait = float(events[key][np.searchsorted(events[key], at, side="right")]) - at
+            expired = wait > timeout
+            outcome = "expired" if expired else "satisfied"
+            waited = min(wait, timeout)
+            rows.append(row(at, keys=[f"key-{key}"], timeout_s=timeout, waited_s=waited, outcome=outcome, missed=False))
+            at += waited + gap
+    return rows
+
+
+class TestClientsThatAskAgain:
+    def test_the_longest_timeout_is_advised_because_as_many_wait_with_any(self, make: Maker) -> None:
+        rows = polls()
+        made = make(rows, after_expiry=None)
+        assert made.advice[KIND].startswith("Clients ask again: a request for the same key follows ")
+        assert ". So a shorter timeout saves no memory. Set the longest timeout that your proxies" in made.advice[KIND]
+        assert "operations stay pending." in made.advice[KIND]
+        ladder = made.ladder("ask-again")
+        assert made.table("ladder")[: len(ladder)] == ladder, "the table begins with what the journal shows"
+        for rung in ladder:
+            assert rung["pending"] == pytest.approx(40, rel=0.05)
+        for timeout in (0.5, 5.0, 20.0):
+            (rung,) = [rung for rung in ladder if rung["timeout"] == timeout]
+            truth = len(polls(timeout=timeout)) / 400
+            assert rung["requests"] == pytest.approx(truth, rel=0.06)
+        assert ladder[-1]["timeout"] == 100.0
+        assert "If clients ask again" in made.page.text
+        assert "Twice the clients are twice the requests" in made.page.text
+
+    def test_both_worlds_are_told_of_if_the_journal_cannot_tell(self, make: Maker) -> None:
+        rows = [
+            each | {"arrived_at": START + timedelta(seconds=2.0 * round(number / 40))}
+            for number, each in enumerate(service())
+        ]  # as if by cron
+        made = make(rows, after_expiry=None)
+        assert "doesn't tell whether clients ask again" in made.advice[KIND]
+        assert " If they leave: " in made.advice[KIND]
+        assert " If they ask again: " in made.advice[KIND]
+        assert made.ladder("leave")
+        assert made.ladder("ask-again")
+
+    def test_the_operator_can_say_what_clients_do(self, make: Maker) -> None:
+        made = make(polls(), after_expiry="leave")
+        assert "ask again" not in made.advice[KIND]
+        assert made.table("ladder")[0]["world"] == "leave"
+        made = make(service(), after_expiry="ask-again")
+        assert made.advice[KIND].startswith("You say that clients ask again. So a shorter timeout saves no memory.")
+
+    def test_figures_of_requests_and_clients_are_those_that_the_pages_have(self) -> None:
+        measured = ROOT / "purgatory/bench/measured"
+        page = (ROOT / "purgatory/uvicorn/README.md").read_text("utf-8")
+        assert f"| an HTTP request that does not wait: the server's CPU | {REQUEST * 1e6:.1f} µs |" in page
+        assert f" {CLIENT / 1024:.3f} KiB |" in page, measured
 
 
 class TestVerdicts:
     def test_a_service_that_is_well(self, make: Maker) -> None:
         made = make([*service(instance="web-1"), *service(instance="web-2"), *service(instance="web-3")])
         assert {each.colour for each in made.found.verdicts} == {"green"}
-        assert made.verdict("No check was missed.") == "green"
-        assert made.verdict("The 3 instances are alike.") == "green"
-        assert made.verdict("Operations expire in time.") == "green"
+        assert made.verdict("Every change was followed by a check.") == "green"
+        assert made.verdict("No instance of 3 is slow all the time.") == "green"
+        assert made.verdict("Operations expire in time, so no event loop is busy.") == "green"
 
     def test_an_instance_that_is_slow(self, make: Maker) -> None:
         rows = [*service(instance="web-1"), *service(instance="web-2"), *service(3000, 2.0, instance="sick")]
@@ -225,13 +298,47 @@ class TestVerdicts:
         made = make(rows)
         assert made.verdict("expire in time" if colour == "green" else "The event loop of web-1 is busy") == colour
 
+    def test_an_instance_that_is_slow_for_an_hour(self, make: Maker) -> None:
+        random = np.random.default_rng(1)
+        rows = []
+        for number in range(24_000):
+            at, instance = float(random.uniform(0, 8 * 3600)), f"web-{number % 2 + 1}"
+            is_slow = instance == "web-2" and 3 * 3600 <= at < 4 * 3600
+            waited = float(random.lognormal(-1.0, 0.7)) * (10 if is_slow else 1)
+            opened = START + timedelta(seconds=3 * 3600 - 60 if instance == "web-2" and at > 3 * 3600 else 0)
+            rows.append(row(at, waited_s=waited, timeout_s=60.0, instance=instance, missed=False, opened_at=opened))
+        made = make(rows, slot=600)
+        (text,) = [text for text, each in made.verdicts.items() if each.colour == "red"]
+        assert text.startswith("web-2 was slow from 2026-11-21 15:00 to 16:00 UTC: fetch / DelayedFetch waited ")
+        evidence = made.verdicts[text].evidence
+        assert " It was started again at 14:59:00 UTC." in evidence
+        assert "Look at the logs of that time, and report on it alone with --from and --to." in evidence
+        assert made.verdict("No instance of 2 is slow all the time.") == "green"
+        assert made.verdict("as usually from 2026-11-21 15:00 to 16:00 UTC") == "amber"
+        assert "Started again: web-2 at 2026-11-21 14:59:00 UTC." in made.page.text
+        restarts = [each for each in made.table("processes") if each["is_restart"]]
+        assert [each["instance"] for each in restarts] == ["web-2"]
+
+    def test_an_hour_in_which_many_expire(self, make: Maker) -> None:
+        rows = [
+            row(float(at), timeout_s=1.0, missed=False)
+            | (
+                {"outcome": "expired", "waited_s": 1.001, "late_s": 0.001}
+                if 7200 <= at < 10_800 and at % 3 == 0
+                else {}
+            )
+            for at in range(0, 8 * 3600, 5)
+        ]
+        made = make(rows, slot=600)
+        assert made.verdict("33.3 % expired from 2026-11-21 14:00 to 15:00 UTC.") == "amber"
+
     def test_an_instance_that_is_slow_by_microseconds_is_not(self, make: Maker) -> None:
         rows = [
             row(number / 100, waited_s=waits, instance=name)
             for name, waits in (("web-1", 2e-6), ("web-2", 5e-6))
             for number in range(500)
         ]
-        assert make(rows).verdict("The 2 instances are alike.") == "green"
+        assert make(rows).verdict("The 2 is slow all the time.") == "green"
 
     def test_clients_that_leave_and_operations_that_fail(self, make: Maker) -> None:
         random = np.random.default_rng(1)
@@ -248,9 +355,9 @@ class TestVerdicts:
         assert left.evidence.endswith(
             "99 % within 5.13 s. Hardly anything waits longer, so a longer timeout is hardly ever reached."
         )
-        for rung in made.table("ladder"):
+        for rung in made.ladder():
             assert sum(rung[each] for each in ("rate", "satisfied", "left", "failed")) == pytest.approx(1.0)
-        last = made.table("ladder")[-1]
+        last = made.ladder()[-1]
         truth = {each: sum(one["outcome"] == each for one in rows) / len(rows) for each in ("cancelled", "failed")}
         assert (last["left"], last["failed"]) == pytest.approx((truth["cancelled"], truth["failed"]), abs=0.002)
         few = [each | ({"outcome": "satisfied"} if number % 4 else {}) for number, each in enumerate(rows)]

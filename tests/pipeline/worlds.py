@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from purgatory.journal import SCHEMA
-from purgatory.pipeline import answers, trace
+from purgatory.pipeline import again, answers, trace
+from purgatory.pipeline.cube import joined
 from purgatory.pipeline.estimate import Estimate
 from purgatory.spark.session import session
 
@@ -86,6 +87,27 @@ def _incident(random: Random) -> Life:
     return life._replace(takes=np.where(slow, 8.0, 1.0) * life.takes)
 
 
+def _waves(random: Random, correlated: float, seconds: float, count: int, season: float = 0.0) -> Life:
+    """All are quick for some time and then slow, correlated over so many seconds, and by the hour of the day."""
+    steps = 400
+    kept = math.exp(-seconds / steps / correlated)
+    level = np.empty(steps)
+    level[0] = random.normal()
+    for number in range(1, steps):
+        level[number] = kept * level[number - 1] + math.sqrt(1 - kept**2) * random.normal()
+    arrived = np.sort(random.uniform(0.0, seconds, count))
+    slow = 0.4 * level[(arrived * steps / seconds).astype(int)] + season * np.sin(2 * math.pi * arrived / 86_400)
+    takes = np.exp(slow + 0.6 * random.normal(size=count))
+    return Life(arrived, takes, np.full(count, TIMEOUT), np.full(count, math.inf))
+
+
+def _slow_hour(random: Random) -> Life:
+    """A day with one hour in which all take ten times as long."""
+    arrived = np.sort(random.uniform(0.0, 86_400.0, 4 * COUNT))
+    takes = random.lognormal(0.0, 0.6, len(arrived)) * np.where((arrived > 36_000) & (arrived < 39_600), 10.0, 1.0)
+    return Life(arrived, takes, np.full(len(arrived), 4 * TIMEOUT), np.full(len(arrived), math.inf))
+
+
 WORLDS: Final[Mapping[str, World]] = {
     "log-normal": _world(_lognormal),
     "exponential": _world(lambda random: random.exponential(2.0, COUNT)),
@@ -100,7 +122,112 @@ WORLDS: Final[Mapping[str, World]] = {
     "impatient clients": _world(_lognormal, leaves=lambda random, takes: random.exponential(6.0, len(takes))),
     "impatient clients, by their wait": _world(_lognormal, leaves=_impatient),
     "an incident": _incident,
+    "short waves": lambda random: _waves(random, 5.0, SECONDS, 2 * COUNT),
+    "long waves": lambda random: _waves(random, 120.0, SECONDS, 2 * COUNT),
+    "a day with its season": lambda random: _waves(random, 60.0, 86_400.0, 4 * COUNT, 0.4),
+    "a slow hour of a day": _slow_hour,
 }
+
+
+class Loop(NamedTuple):
+    """Clients that ask again, and the events that they wait for."""
+
+    waits: Callable[[Random], Floats]
+    """Draws how long a client waits for each of the events that come one after the other."""
+    gap: float = 0.0
+    """Seconds from an empty answer to the next request."""
+    think: float = 0.0
+    """Seconds from an event to the next request."""
+
+
+LOOPS: Final[Mapping[str, Loop]] = {
+    "memoryless": Loop(lambda random: random.exponential(25.0, 400)),
+    "regular, 50 s": Loop(lambda random: np.full(200, 50.0) - 49 * random.random() * (np.arange(200) == 0)),
+    "log-normal": Loop(lambda random: random.lognormal(2.5, 1.5, 2000)),
+    "bursts": Loop(lambda random: random.exponential(np.where(random.random(4000) < 0.8, 0.5, 120.0))),
+    "think 5 s after a result": Loop(lambda random: random.exponential(25.0, 400), think=5.0),
+    "ask again after 1 s": Loop(lambda random: random.exponential(25.0, 400), gap=1.0),
+}
+LOOP_TIMEOUT: Final = 20.0
+LOOP_SECONDS: Final = 6000.0
+CLIENTS: Final = 60
+RUNGS: Final = (0.5, 5.0, 10.0, 50.0)
+"""Timeouts whose empty answers are compared with the truth."""
+
+
+def polls(name: str, seed: int, timeout: float) -> tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """When the clients of a loop ask, how long that waits, whether it expires, and the key."""
+    loop, random = LOOPS[name], np.random.default_rng(seed)
+    columns: list[tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.int64]]] = []
+    for client in range(CLIENTS):
+        waits = loop.waits(random)
+        begins = np.concatenate(([0.0], (waits + loop.think).cumsum()[:-1]))
+        # The event answers the first request that waits until then, or at once the one that comes after it.
+        empty = np.maximum(0, np.floor((waits - timeout) / (timeout + loop.gap)) + 1).astype(int)
+        which = np.repeat(np.arange(len(waits)), empty + 1)
+        number = np.arange(len(which)) - np.repeat((empty + 1).cumsum() - empty - 1, empty + 1)
+        arrived = begins[which] + number * (timeout + loop.gap)
+        expired = number < empty[which]
+        waited = np.where(expired, timeout, np.maximum(waits[which] - number * (timeout + loop.gap), 0.0))
+        lasting = arrived + waited < LOOP_SECONDS
+        columns.append((arrived[lasting], waited[lasting], expired[lasting], np.full(int(lasting.sum()), client % 6)))
+    arrived, waited, expired, key = (np.concatenate(each) for each in zip(*columns, strict=True))
+    return arrived, waited, expired, key
+
+
+def journal_of_polls(name: str, seed: int) -> pa.Table:
+    """The journal of a loop with the timeout in use."""
+    arrived, waited, expired, key = polls(name, seed, LOOP_TIMEOUT)
+    count = len(arrived)
+    opened = pa.scalar(START * 1_000_000, pa.timestamp("us", "UTC"))
+    columns = [
+        pa.repeat(f"loop: {name}", count),
+        pa.repeat(str(seed), count),
+        pa.array([[f"key-{each}"] for each in key.tolist()], SCHEMA.field("keys").type),
+        pa.array((START * 1e6 + arrived * 1e6).astype(np.int64)).cast(opened.type),
+        pa.repeat(LOOP_TIMEOUT, count),
+        pa.repeat(LOOP_TIMEOUT, count),
+        pa.array(waited),
+        pa.array(np.where(expired, "expired", "satisfied").tolist(), pa.string()),
+        pa.array(np.zeros(count), mask=~expired),
+        pa.repeat(opened, count),
+        pa.repeat(False, count),
+    ]
+    return pa.table(columns, schema=SCHEMA).append_column("instance", pa.repeat(f"loop {name} {seed}", count))
+
+
+class LoopScore(NamedTuple):
+    """How often the pipeline was right about clients that ask again."""
+
+    recognised: int
+    covered: int
+    """Bounds of empty answers that have the truth, of those for `timeouts`, within 3 %."""
+    rungs: int
+
+
+def loop_scores(spark: SparkSession, seeds: int, timeouts: Sequence[float]) -> dict[str, LoopScore]:
+    """The scores of all loops, for what the ladder says of these timeouts."""
+    journal = pa.concat_tables([journal_of_polls(name, seed) for name in LOOPS for seed in range(seeds)])
+    journal = spark.createDataFrame(journal.append_column("file", pa.repeat("a world", len(journal))))
+    table = joined([trace.cube(journal, 100).toArrow()])
+    rows = answers.rows_of(table)
+    result = {}
+    for name in LOOPS:
+        recognised = covered = rungs = 0
+        for seed in range(seeds):
+            kind = f"loop: {name}", str(seed)
+            follow = again.follows(table, kind)
+            if follow is None or follow.world != "ask-again":
+                continue
+            recognised += 1
+            some = rows[(rows["purgatory"] == kind[0]) & (rows["operation"] == kind[1])]
+            for rung in again.ladder(some, follow.gap, follow.varies):
+                if rung.timeout in timeouts:
+                    truth = float(polls(name, seed, rung.timeout)[2].sum()) / LOOP_SECONDS
+                    rungs += 1
+                    covered += rung.empty_low * 0.97 - 0.01 <= truth <= rung.empty_high * 1.03 + 0.01
+        result[name] = LoopScore(recognised, covered, rungs)
+    return result
 
 
 def rows(name: str, seed: int) -> pa.Table:
@@ -134,7 +261,7 @@ def found(spark: SparkSession, journals: Iterable[pa.Table], timeout_rate: float
     """The estimates from journals, which have the column `instance`, by the name of their world."""
     journal = pa.concat_tables(journals)
     journal = spark.createDataFrame(journal.append_column("file", pa.repeat("a world", len(journal))))
-    rows = answers.rows_of(trace.cube(journal, SLOT).toArrow())
+    rows = answers.rows_of(joined([trace.cube(journal, SLOT).toArrow()]))
     estimates = defaultdict(list)
     for (world, operation), estimate in answers.estimates(rows, timeout_rate).items():
         if estimate is not None and operation != LAST:
@@ -189,7 +316,10 @@ def _main() -> None:
             refused = ", ".join(f"{count} {reason}" for reason, count in score.refusals.items()) or "0"
             advised = f"{np.median(score.advised):.2f} s" if score.advised else "none"
             lines.append([name, f"{score.truth:.2f} s", *rights, refused, advised])
-    sys.stdout.write("".join(f"| {' | '.join(line)} |\n" for line in lines))
+        lines += [[], ("clients that ask again", "recognised", "the bounds have the truth"), ["---"] * 3]
+        for name, loop in loop_scores(spark, options.seeds, RUNGS).items():
+            lines.append([name, f"{loop.recognised} of {options.seeds}", f"{loop.covered} of {loop.rungs}"])
+    sys.stdout.write("".join(f"| {' | '.join(line)} |\n" if line else "\n" for line in lines))
 
 
 if __name__ == "__main__":
