@@ -367,7 +367,8 @@ def keys(table: pa.Table) -> Frame:
 
     A file has the greatest keys, and the `cuts` that none of its other keys exceeds. So the number of operations is at
     least `operations`, the sum of what the files have, and at most `operations_most`, which adds the cuts of files that
-    lack the key. The same holds for `expired` and `missed`.
+    lack the key. A merged file adds those of its own files as `more_operations`. The same holds for `expired` and
+    `missed`.
     """
     shown = {"operations": "operations", "num_expired": "expired", "num_missed": "missed"}
     rows = _part(table, "hot_keys")
@@ -375,6 +376,8 @@ def keys(table: pa.Table) -> Frame:
     cuts = _part(table, "cuts")
     for column, name in shown.items():
         found[f"{name}_most"] = found[name]
+        if f"more_{name}" in rows:
+            found[f"{name}_most"] += rows.groupby(["purgatory", "key"])[f"more_{name}"].sum()
         if len(cuts) and len(found):
             # What all files could lack, less the cuts of those that have the key.
             file = ["file", "arrived", "purgatory"]

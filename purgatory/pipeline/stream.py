@@ -3,7 +3,8 @@
 A batch becomes a directory `CUBE/batch=N` with one Parquet file, which appears whole. The rows of a cube add up, so a
 batch needs neither the state nor the watermark of windows: an instance whose clock is wrong makes nobody's rows late,
 and the newest rows are there as soon as they are read. A batch that is done again after a crash has the same files, and
-finds its own there. (Spark's own file sink is exactly-once only for readers of its log of files.)
+finds its own there. (Spark's own file sink is exactly-once only for readers of its log of files.) This process merges
+the batches of a cube on this machine (`compact`), because those who call the function of a batch may lack this library.
 """
 
 import re
@@ -14,14 +15,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+<<<<<<< HEAD
 from purgatory.pipeline.places import literal
 from purgatory.pipeline.trace import COLUMNS, maker, numbers
+=======
+from purgatory.pipeline.compact import compact
+from purgatory.pipeline.trace import COLUMNS, literal, maker, numbers
+>>>>>>> 130f9d3 (Merge the batches of a stream's cube)
 from purgatory.pipeline.words import count, name, seconds
 from purgatory.spark.errors import PipelineError
 
@@ -64,12 +71,21 @@ def follow(
     trigger = {"availableNow": True} if once else {"processingTime": f"{round(interval * 1e6)} microseconds"}
     last = -1
 
-    def tell() -> None:
+    def tell() -> bool:
         nonlocal last
+        before = last
         for progress in query.recentProgress:
             if progress["batchId"] > last and progress.get("observedMetrics"):
                 last = progress["batchId"]
                 say(progress_line(progress, time.time()))
+        return last > before
+
+    def merge() -> bool:
+        try:
+            return compact(cube)
+        except (OSError, pa.ArrowException) as error:
+            say(f"the batches of {cube} are not merged: {error}")
+            return False
 
     with _told_to_stop() as stop:
         rows = _rows(spark, journal)
@@ -77,13 +93,16 @@ def follow(
         writer = rows.writeStream.foreachBatch(_batches(cube, checkpoint, round(slot * 1e6)))
         query = writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
         try:
-            ended = False
+            ended, is_due = False, True
             while not ended and not stop.is_set():
                 stop.wait(_LOOK)
                 ended = not query.isActive
-                tell()
+                is_due = tell() or is_due
+                is_due = is_due and merge()
             if ended:
                 query.awaitTermination()  # raises what it has failed of
+                while not stop.is_set() and merge():
+                    pass
             else:
                 _let_finish(query)
                 tell()
@@ -152,13 +171,17 @@ def _batches(cube: str, checkpoint: str, slot: int) -> Callable[[DataFrame, int]
     def write(rows: DataFrame, batch: int) -> None:
         spark = rows.sparkSession
 
-        def is_there(path: str) -> bool:
+        def files(path: str) -> list[str]:
             try:
-                return bool(spark.read.format("binaryFile").load(f"{pattern}/{path}").inputFiles())
+                return spark.read.format("binaryFile").load(f"{pattern}/{path}").inputFiles()
             except AnalysisException as error:
                 if error.getCondition() != "PATH_NOT_FOUND":
                     raise
-                return False
+                return []
+
+        def is_merged() -> bool:
+            spans = re.findall(r"/batches=(\d+)-(\d+)/[^/]+$", "\n".join(files("batches=*")), re.MULTILINE)
+            return any(int(first) <= batch <= int(last) for first, last in spans)
 
         now = spark.sql("SELECT unix_micros(current_timestamp())").collect()[0][0]
         found = make(spark, rows, {**values, "now": now}, None).persist()
@@ -167,9 +190,9 @@ def _batches(cube: str, checkpoint: str, slot: int) -> Callable[[DataFrame, int]
                 column, _, file = row.refused.partition(" in ")
                 if file:
                     raise ValueError(f"{file}: the column {column} is missing, or has a value that it cannot have")
-            if not is_there(marker):
+            if not files(marker):
                 spark.read.text(metadata).coalesce(1).write.mode("overwrite").text(f"{cube}/{marker}")
-            if not is_there(f"batch={batch}"):  # in one file, so that the batch is whole or absent
+            if not files(f"batch={batch}") and not is_merged():  # in one file, so that the batch is whole or absent
                 found.coalesce(1).write.mode("overwrite").parquet(f"{cube}/batch={batch}")
         finally:
             found.unpersist()

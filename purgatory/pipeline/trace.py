@@ -53,7 +53,7 @@ _SLOTS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 
 _MOST_SLOTS: Final = 60
 _STEP, _INSTANCE_STEP = 10_000_000, 60_000_000
 """The longest steps in which a cube counts what is pending, of all instances and of each: microseconds."""
-_KEPT: Final = 1000
+KEPT: Final = 1000
 """The most keys that a cube has for each of their counts."""
 SAMPLED: Final = 20_000
 """Operations whose moments a cube has, about."""
@@ -220,7 +220,7 @@ def numbers(slot: int, now: int, sampled: int) -> dict[str, Any]:
     """The numbers in the SQL text, for slots of so many microseconds and samples of so many operations."""
     step = min(slot, _STEP)
     instance_step = _INSTANCE_STEP if slot % _INSTANCE_STEP == 0 else step
-    return {"slot": slot, "now": now, "step": step, "instance_step": instance_step, "kept": _KEPT, "sampled": sampled}
+    return {"slot": slot, "now": now, "step": step, "instance_step": instance_step, "kept": KEPT, "sampled": sampled}
 
 
 def cube(rows: DataFrame, slot: int, now: datetime | None = None, slots: Slots | None = None) -> DataFrame:
@@ -249,8 +249,12 @@ def rollup(
     Without `days` these are all that the cube does not have, and the newest two that it has. Calls `say` with a line
     for each. Raises `PipelineError`.
     """
+<<<<<<< HEAD
     cubes = spark if needs_spark(path) else None
     if any(file.startswith("batch=") for file in files(path, cubes)):
+=======
+    if any(file.startswith("batch") for file in files(path)):
+>>>>>>> 130f9d3 (Merge the batches of a stream's cube)
         raise PipelineError(f"{path} is the cube of a stream: name another directory")
     found = _days(spark, journal)
     requested = list(days)
