@@ -57,24 +57,28 @@ class Made:
         self.table = pa.Table.from_pylist(rows, SCHEMA)
 
 
+def _one_of(random: np.random.Generator, *values: str | int | None) -> str | int | None:
+    return values[random.integers(0, len(values))]
+
+
 def _additive(random: np.random.Generator, part: str) -> Row:
     """A row of few labels, with sums that are exact in any order, or null."""
     row: Row = {
         "part": part,
-        "instance": random.choice(["web-1", "web-2", None]),
+        "instance": _one_of(random, "web-1", "web-2", None),
         "slot": 60,
         "arrived": int(random.integers(0, 2)),
         "operations": int(random.integers(-3, 4)),
     }
     if part == "operations":
-        row |= {"purgatory": "fetch", "operation": "DelayedFetch", "outcome": random.choice(["expired", "satisfied"])}
-        row |= {"missed": bool(random.random() < 0.5), "timeout_bin": random.choice([None, 7])}
+        row |= {"purgatory": "fetch", "operation": "DelayedFetch", "outcome": _one_of(random, "expired", "satisfied")}
+        row |= {"missed": bool(random.random() < 0.5), "timeout_bin": _one_of(random, None, 7)}
         if random.random() < 0.7:
             row |= {name: float(random.integers(0, 1000)) / 1024 for name in ("wait_sum", "wait_max", "timeout_max")}
         if row["outcome"] == "expired":
             row |= {name: float(random.integers(0, 1000)) / 1024 for name in ("late_sum", "late_max")}
     elif part == "refused":
-        row["refused"] = random.choice(["ahead of the clock", "waited_s in a.parquet"])
+        row["refused"] = _one_of(random, "ahead of the clock", "waited_s in a.parquet")
     else:
         row["moment"] = int(random.integers(-1000, 1000))
     return row
@@ -88,7 +92,7 @@ def _moment(random: np.random.Generator, purgatory: str, key: str, day: int, exp
         "operation": "DelayedFetch",
         "hash": (-1) ** number * (4096 * number + 97 * number % 4096),
         "arrived": day + 250_000 * int(random.integers(0, 3)),
-        "waited": random.choice([None, 0, 3]),
+        "waited": _one_of(random, None, 0, 3),
         "operations": 1,
         "num_expired": expired,
         "num_others": 0,

@@ -83,17 +83,18 @@ if __name__ == "__main__":
     tables = minute(options.rate, options.keys)
     sys.stdout.write(f"batches of {len(tables[0]):,} rows and {pc.sum(tables[0]['operations'])} counts\n")
     with tempfile.TemporaryDirectory() as directory:
+        written = Path(directory) / "written"
         for number in range(6 * options.minutes):
-            path = Path(directory) / "one by one" / f"batch={number}"
+            path = written / f"batch={number}"
             path.mkdir(parents=True)
             pq.write_table(later(tables[number % 6], number // 6), path / "part.parquet", compression="zstd")
-        _load(str(path.parent))
+        _load(str(written))
         merged = Path(directory) / "merged"
         merged.mkdir()
         slowest = 0.0
         with _measured("merge", lambda: f"{slowest:.2f} s for the slowest"):
             for number in range(6 * options.minutes):
-                (path.parent / f"batch={number}").rename(merged / f"batch={number}")
+                (written / f"batch={number}").rename(merged / f"batch={number}")
                 start = time.process_time()
                 while compact(str(merged)):
                     slowest, start = max(slowest, time.process_time() - start), time.process_time()

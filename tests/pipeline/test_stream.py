@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import Row, SparkSession
 
@@ -54,8 +55,9 @@ class Following:
 
 
 def sums(table: pa.Table) -> Sums:
-    """The rows of a cube, added up: those of keys too, of which all are kept here."""
-    by = ["key", "purgatory", "instance", "operation", "arrived", "finished", "outcome", "missed", "is_gone"]
+    """The rows of a cube, added up: those of keys too, of which all are kept here. The samples are not the same."""
+    table = table.filter(pc.invert(pc.is_in(table["part"], pa.array(["samples", "moments"]))))
+    by = ["part", "key", "purgatory", "instance", "operation", "arrived", "finished", "outcome", "missed", "is_gone"]
     by += ["timeout_bin", "wait_bin"]
     added = table.group_by(by).aggregate([("operations", "sum"), ("num_expired", "sum"), ("wait_max", "max")])
     found: Sums = added.to_pylist()
@@ -115,6 +117,27 @@ def test_a_batch_that_is_done_again_is_written_once(following: Following) -> Non
     shutil.rmtree(following.checkpoint / "commits")
     following()
     assert list(following.cube.glob("batch=*/*.parquet")) == [written]
+    following.assert_whole()
+
+
+def test_a_batch_that_is_done_again_after_it_was_merged_writes_nothing(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("purgatory.pipeline.stream._MOST_FILES", 1)
+    monkeypatch.setattr("purgatory.pipeline.compact.SIZES", (2,))
+    for number in range(3):
+        write(following.journal, [row(number)])
+    following()
+    written = {name: (following.cube / name).stat().st_mtime_ns for name in cube.files(str(following.cube))}
+    assert [name.partition("/")[0] for name in written] == ["batch=2", "batches=0-1"]
+    # As if the checkpoint had been restored from a copy that is older.
+    for name in ("commits/1", "commits/2", "offsets/2"):
+        for path in (following.checkpoint / name, (following.checkpoint / name).with_name(f".{name[-1]}.crc")):
+            path.unlink()
+    following()
+    assert [line.partition(",")[0] for line in following.lines[3:]] == [f"batch {n}: 1 operations" for n in (1, 2)]
+    assert {name: (following.cube / name).stat().st_mtime_ns for name in cube.files(str(following.cube))} == written
+    assert {path.name for path in following.cube.glob("batch*")} == {"batch=2", "batches=0-1"}
     following.assert_whole()
 
 
@@ -190,6 +213,7 @@ def test_a_stream_that_is_killed_twice_loses_and_repeats_nothing(following: Foll
     finally:
         is_over.set()
         growing.join()
+    assert (following.cube / cube.COMPACTED).exists()
     # The last rows are there though none follows them.
     total = 50 * next(numbers)
     _until(process, lambda: answers.rows_of(following.written())["operations"].sum() == total)
