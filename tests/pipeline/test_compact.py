@@ -101,11 +101,14 @@ def test_merges_in_any_order_keep_sums_bounds_and_samples(seed: int, count: int)
             if len(tables) == 1:
                 break
             random.shuffle(tables)
-            some = int(random.integers(2, len(tables) + 1))
-            tables = [*tables[some:], merged(tables[:some])]
+            size = int(random.integers(2, len(tables) + 1))
+            tables = [*tables[size:], merged(tables[:size])]
     (last,) = tables
     rows = last.to_pylist()
     assert len(totals(last, ADDITIVE)) == sum(row["part"] in ADDITIVE for row in rows)
+    for purgatory in ("fetch", "produce"):
+        some = [row for row in rows if row["part"] == "moments" and row["purgatory"] == purgatory]
+        assert sum(row["operations"] for row in some) <= SAMPLED or len({row["hash"] % 4096 for row in some}) == 1
     for kind, limit in (("hot_keys", 3 * KEPT), ("cuts", 1)):
         by_day = Counter((row["purgatory"], row["arrived"]) for row in rows if row["part"] == kind)
         assert all(each <= limit for each in by_day.values())
