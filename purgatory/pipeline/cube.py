@@ -1,20 +1,14 @@
 """The cube of a journal: small Parquet files with the counts that all answers are made of.
 
-<<<<<<< HEAD
 `rollup` writes one file for each day, which replaces the one before: `CUBE/date=2026-11-26/cube.parquet`, or through
 Spark `CUBE/date=2026-11-26/version=N-…/….parquet`, of which the newest counts. `stream` writes one for each of its
-batches, `CUBE/batch=7/….parquet`: the rows of several files just add up.
-=======
-`rollup` writes one file for each day, `CUBE/date=2026-11-26/cube.parquet`, which replaces the one before. `stream`
-writes one for each of its batches, `CUBE/batch=7/….parquet`, and merges them, so that `CUBE/batches=0-9/cube.parquet`
-stands for ten: the rows of several files just add up.
->>>>>>> 130f9d3 (Merge the batches of a stream's cube)
+batches, `CUBE/batch=7/….parquet`, and merges them, so that `CUBE/batches=0-9/cube.parquet` stands for ten: the rows of
+several files just add up.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import PurePosixPath
 from typing import Final
@@ -29,20 +23,16 @@ from purgatory.spark.errors import PipelineError
 AHEAD: Final = "ahead of the clock"
 """What is refused because it has ended later than now. All else that is refused is impossible."""
 
-<<<<<<< HEAD
-_NAME: Final = re.compile(
-    r"date=[0-9-]{10}/cube\.parquet|date=[0-9-]{10}/version=\d+-[^/]*/[^._][^/]*\.parquet|batch=\d+/[^._][^/]*\.parquet"
-)
-_PREFIX: Final = len("date=2026-11-26")
-_ATTEMPTS: Final = 5
-"""How often a cube is listed and read before a reader gives up on its writers."""
-=======
 COMPACTED: Final = "_compacted"
 """The list of the merged files of a cube."""
 
-_NAME: Final = re.compile(r"date=[0-9-]{10}/cube\.parquet|batch=(\d+)/[^._][^/]*\.parquet")
+_NAME: Final = re.compile(
+    r"date=[0-9-]{10}/(?:cube|version=\d+-[^/]*/[^._][^/]*)\.parquet|batch=(\d+)/[^._][^/]*\.parquet"
+)
 _SPAN: Final = re.compile(r"batches=(\d+)-(\d+)/cube\.parquet")
->>>>>>> 130f9d3 (Merge the batches of a stream's cube)
+_PREFIX: Final = len("date=2026-11-26")
+_ATTEMPTS: Final = 5
+"""How often a cube is listed and read before a reader gives up on its writers."""
 _STEPS: Final = ("steps", "instance_steps")
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = 86_400_000_000
@@ -53,47 +43,42 @@ def files(path: str, spark: SparkSession | None = None) -> list[str]:
     """The files of the cube in the directory `path`, below it; none if that is no cube.
 
     With `spark`, here and below, the path is Spark's: of any file system of Hadoop's, or of a Connect server's machine.
-    """
-    names = [name for name in place(path, spark).names() if _NAME.fullmatch(name)]
-    newest = {name[:_PREFIX]: PurePosixPath(name).parent for name in names if name.startswith("date=")}
-    return [name for name in names if newest.get(name[:_PREFIX]) in (None, PurePosixPath(name).parent)]
-
-
-<<<<<<< HEAD
-def days_of(path: str, spark: SparkSession | None = None) -> list[date]:
-=======
-def files(path: str) -> list[str]:
-    """The files of the cube in the directory `path`, below it; none if that is no cube.
-
     A file may vanish when a stream has merged it. Then the files are others, with the same rows.
     """
-    system, below = _open(path)
+    where = place(path, spark)
     while True:
-        merged = merged_files(path)
-        found = system.get_file_info(fs.FileSelector(below, allow_not_found=True, recursive=True))
+        merged = merged_files(path) if spark is None else []
+        names = where.names()
+        if spark is not None:  # a merged file is whole, so it may stand for its batches before it is listed
+            merged = [name for name in names if _SPAN.fullmatch(name)]
+            break
         if merged == merged_files(path):  # nothing has been deleted meanwhile
             break
-    spans = [(int(match[1]), int(match[2])) for name in merged if (match := _SPAN.fullmatch(name))]
-    names = sorted(info.path.removeprefix(f"{below}/") for info in found if info.type == fs.FileType.File)
-    return [name for name in names if name in merged or ((match := _NAME.fullmatch(name)) and not _is_in(match, spans))]
+    names = [name for name in names if name in merged or _NAME.fullmatch(name)]
+    spans = {name: (int(match[1]), int(match[2])) for name in merged if (match := _SPAN.fullmatch(name))}
+    newest = {name[:_PREFIX]: PurePosixPath(name).parent for name in names if name.startswith("date=")}
+    names = [name for name in names if newest.get(name[:_PREFIX]) in (None, PurePosixPath(name).parent)]
+    return [name for name in names if not _is_in(name, spans)]
 
 
 def merged_files(path: str) -> list[str]:
     """The files, each of several batches, that stand for these batches, whether or not those are still there."""
-    system, below = _open(path)
     try:
-        with system.open_input_stream(f"{below}/{COMPACTED}") as file:
-            return bytes(file.read()).decode().split()
+        return (local(path) / COMPACTED).read_text("utf-8").split()
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def _is_in(match: re.Match[str], spans: Sequence[tuple[int, int]]) -> bool:
-    return match[1] is not None and any(first <= int(match[1]) <= last for first, last in spans)
+def _is_in(name: str, spans: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether a file of batches is a part of another one."""
+    match = _SPAN.fullmatch(name) or _NAME.fullmatch(name)
+    if match is None or match[1] is None:
+        return False
+    first, last = int(match[1]), int(match[match.lastindex or 1])
+    return any(other != name and begin <= first and last <= end for other, (begin, end) in spans.items())
 
 
-def days_of(path: str) -> list[date]:
->>>>>>> 130f9d3 (Merge the batches of a stream's cube)
+def days_of(path: str, spark: SparkSession | None = None) -> list[date]:
     """The days that `rollup` has written to the cube."""
     return sorted({_day(name) for name in files(path, spark) if name.startswith("date=")})
 
@@ -105,37 +90,13 @@ def save(table: pa.Table, path: str, day: date, spark: SparkSession | None = Non
 
 def load(path: str, is_requested: Callable[[date], bool], spark: SparkSession | None = None) -> pa.Table:
     """Read the cube of the requested days. Raises `PipelineError` if it has none of them."""
-<<<<<<< HEAD
     table = _read(path, is_requested, spark)
-=======
-    while True:
-        with suppress(FileNotFoundError):  # it was merged since it was listed
-            tables = _tables(path, is_requested)
-            break
-    if not any(len(table) for table in tables):
-        raise PipelineError(f"{path} has none of these days")
-    table = joined(tables)
->>>>>>> 130f9d3 (Merge the batches of a stream's cube)
     days = pc.divide(table["arrived"], _DAY)
     unwanted = [
         each for each in pc.unique(days).to_pylist() if each is not None and not is_requested(_EPOCH + timedelta(each))
     ]
     is_unwanted = pc.is_in(days, pa.array(unwanted, pa.int64()))
     return table.filter(pc.or_(pc.invert(is_unwanted), _is_part(table, *_STEPS)))
-
-
-def _tables(path: str, is_requested: Callable[[date], bool]) -> list[pa.Table]:
-    """The tables of the files that may have rows of the requested days."""
-    system, below = _open(path)
-    tables = []
-    for name in files(path):
-        day = date.fromisoformat(name[5:15]) if name.startswith("date=") else None
-        # Some operations of the day before may be pending at midnight.
-        if day is None or is_requested(day) or is_requested(day + timedelta(days=1)):
-            with system.open_input_file(f"{below}/{name}") as file:
-                table = pq.read_table(file)
-            tables.append(table if day is None or is_requested(day) else only_steps(_parted(table)))
-    return tables
 
 
 def between(table: pa.Table, first: datetime, last: datetime, also: date | None) -> pa.Table:

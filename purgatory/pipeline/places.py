@@ -25,7 +25,7 @@ from purgatory.spark.errors import PipelineError, first_line
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _FILE: Final = re.compile(r"file:(//)?(?=/)")
 _VERSION: Final = re.compile(r"/version=(\d+)-")
-_GLOB: Final = "{date=*,date=*/version=*,batch=*}/*.parquet"
+_GLOB: Final = "{date=*,date=*/version=*,batch=*,batches=*}/*.parquet"
 _OPTIONS: Final = {"maxRecordsPerFile": 0, "mapreduce.fileoutputcommitter.marksuccessfuljobs": False}
 _GONE: Final = re.compile(r"FILE_NOT_EXIST|PATH_NOT_FOUND|FileNotFoundException|No such file")
 _ATTEMPTS: Final = 5
@@ -54,9 +54,14 @@ def place(path: str, spark: SparkSession | None = None) -> Place:
     """Return the place at `path`: as `spark` sees it, or without that on this machine. Raises `PipelineError`."""
     if spark is not None:
         return SparkPlace(path, spark)
+    return LocalPlace(local(path))
+
+
+def local(path: str) -> Path:
+    """Return a path on this machine. Raises `PipelineError` for one that only Spark knows."""
     if _SCHEME.match(path) and not _FILE.match(path):
         raise PipelineError(f"{path} cannot be used without Spark")
-    return LocalPlace(Path(_FILE.sub("", path)))
+    return Path(_FILE.sub("", path))
 
 
 class LocalPlace:
@@ -111,7 +116,7 @@ class SparkPlace:
     @staticmethod
     def _name(file: str) -> str:
         # Spark writes the path in its own way, with a host that was left out, or `file:///` for a path without scheme.
-        return re.sub(r".*/(?=(date|batch)=[^/]*/)", "", unquote(urlsplit(file).path))
+        return re.sub(r".*/(?=(date|batch|batches)=[^/]*/)", "", unquote(urlsplit(file).path))
 
     def _list(self) -> list[str]:
         reason = ""

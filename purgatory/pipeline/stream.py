@@ -22,13 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-<<<<<<< HEAD
+from purgatory.pipeline.compact import compact
 from purgatory.pipeline.places import literal
 from purgatory.pipeline.trace import COLUMNS, maker, numbers
-=======
-from purgatory.pipeline.compact import compact
-from purgatory.pipeline.trace import COLUMNS, literal, maker, numbers
->>>>>>> 130f9d3 (Merge the batches of a stream's cube)
 from purgatory.pipeline.words import count, name, seconds
 from purgatory.spark.errors import PipelineError
 

@@ -249,12 +249,8 @@ def rollup(
     Without `days` these are all that the cube does not have, and the newest two that it has. Calls `say` with a line
     for each. Raises `PipelineError`.
     """
-<<<<<<< HEAD
     cubes = spark if needs_spark(path) else None
-    if any(file.startswith("batch=") for file in files(path, cubes)):
-=======
-    if any(file.startswith("batch") for file in files(path)):
->>>>>>> 130f9d3 (Merge the batches of a stream's cube)
+    if any(file.startswith("batch") for file in files(path, cubes)):
         raise PipelineError(f"{path} is the cube of a stream: name another directory")
     found = _days(spark, journal)
     requested = list(days)

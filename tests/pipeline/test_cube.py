@@ -84,7 +84,7 @@ def test_a_cube_has_all_that_a_plain_count_finds(spark: SparkSession, tmp_path: 
 def test_the_greatest_keys_of_each_purgatory_are_kept_by_each_count(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "_KEPT", 100)
+    monkeypatch.setattr(trace, "KEPT", 100)
     rows = [row(1.0, keys=[f"often-{key}"]) for key in range(150) for _ in range(2 + (key < 90))]
     rows += [row(1.0, keys=[f"missed-{number}"], missed=True) for number in range(99)]
     rows += [row(1.0, keys=[f"late-{number}"], outcome="expired", waited_s=1.001) for number in range(130)]
