@@ -8,6 +8,7 @@ Spark Connect server has no JVM, and may not reach the files itself.
 import re
 import shutil
 from collections.abc import Sequence
+from glob import glob
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -72,8 +73,9 @@ class LocalPlace:
 
     def names(self) -> list[str]:
         """Return the names of its files."""
-        found = (file for glob in ("*=*/*.parquet", "date=*/version=*/*.parquet") for file in self._path.glob(glob))
-        return sorted(file.relative_to(self._path).as_posix() for file in found if file.is_file())
+        # `Path.glob` raises for a directory that vanishes meanwhile.
+        patterns = "*=*/*.parquet", "date=*/version=*/*.parquet"
+        return sorted(Path(name).as_posix() for each in patterns for name in glob(each, root_dir=self._path))
 
     def read(self, names: Sequence[str]) -> list[pa.Table]:
         """Return the rows of each of these files."""

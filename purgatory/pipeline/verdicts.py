@@ -114,7 +114,10 @@ def _sick(rows: Frame, timeout_rate: float) -> list[Verdict]:
     for kind, some in rows.groupby(["purgatory", "operation"]):
         each = operations(some, "instance")
         each = each[each["operations"] >= _ENOUGH]
+        hourly = _enough(hours(some, "instance"))
         for row in each.to_dict("records"):
+            if not _slow_hours(hourly, row["instance"])[0].empty:
+                continue  # the hours are named
             others = each[each["instance"] != row["instance"]]
             for column, words in (("wait_p50_s", "in the median"), ("wait_p90_s", "at the 90th percentile")):
                 usual = others[column].median()
@@ -152,11 +155,9 @@ def _enough(hourly: Frame) -> Frame:
 
 
 def _slower(kind: Kind, some: Frame, each: Frame, instance: str) -> list[Verdict]:
-    """Whether an instance was slower than the others for some hours. If it always is, that has been told."""
-    own = each[each["instance"] == instance]
-    others = each[each["instance"] != instance]["wait_p90_s"].groupby("hour").median().reindex(own.index)
-    slow = own[_is_slow(own["wait_p90_s"], others, _FAR)]
-    if not 0 < len(slow) <= len(own) / 2:
+    """Whether an instance was slower than the others for some hours."""
+    slow, others = _slow_hours(each, instance)
+    if slow.empty:
         return []
     times = (slow["wait_p90_s"] / others[slow.index]).max()
     text = f"{name(instance)} was slow {_when(slow)}: {kind_name(kind)} waited {times:.1f} times as long."
@@ -165,6 +166,14 @@ def _slower(kind: Kind, some: Frame, each: Frame, instance: str) -> list[Verdict
         f"{seconds(others[slow.index].median())} for the others.{_restarted(some, instance, slow)} {_LOOK}"
     )
     return [Verdict("red", text, evidence)]
+
+
+def _slow_hours(each: Frame, instance: str) -> tuple[Frame, Frame]:
+    """The hours in which an instance was slower than the others, and their waits; none, if it is most of the time."""
+    own = each[each["instance"] == instance]
+    others = each[each["instance"] != instance]["wait_p90_s"].groupby("hour").median().reindex(own.index)
+    slow = own[_is_slow(own["wait_p90_s"], others, _FAR)]
+    return (slow if len(slow) <= len(own) / 2 else slow.iloc[:0]), others
 
 
 def _unusual(kind: Kind, hourly: Frame) -> list[Verdict]:

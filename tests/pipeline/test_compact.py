@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from purgatory.pipeline import answers, compact, cube, trace
 from purgatory.pipeline.compact import LABELS, MAXIMA, MORE, SIZES, SUMS, merged
+from purgatory.pipeline.places import LocalPlace
 from tests.pipeline.batches import ADDITIVE, COUNTS, Made, PerKey, Row, numbered, write_batch
 from tests.pipeline.compacting import BATCHES, merge_all, numbers
 from tests.pipeline.test_cube import made_up
@@ -164,44 +164,30 @@ def test_who_reads_meanwhile_finds_each_row_once(tmp_path: Path) -> None:
     assert len(cube.files(str(tmp_path))) < 20
 
 
-class Merging:
-    """A file system on which a merge comes in the middle of a reader's first call of a method."""
-
-    def __init__(self, path: Path, method: str) -> None:
-        self.path, self.method = path, method
-        self.system = fs.LocalFileSystem()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.system, name)
-
-    def merge(self, method: str) -> None:
-        """Merge once, if it is the turn of this method."""
-        if method == self.method:
-            self.method = ""
-            merge_all(self.path)
-
-    def get_file_info(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        """See the entries of the directory from before the merge, and below them those from after it."""
-        found = self.system.get_file_info(selector)
-        self.merge("get_file_info")
-        return [info for info in found if Path(info.path).exists()]
-
-    def open_input_file(self, path: str) -> Any:
-        """Open a file that may have gone since it was listed."""
-        self.merge("open_input_file")
-        return self.system.open_input_file(path)
-
-
-@pytest.mark.parametrize("method", ["get_file_info", "open_input_file"])
+@pytest.mark.parametrize("step", ["names", "read"])
 def test_a_merge_between_two_steps_of_a_reader_is_seen(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(12):
         write_batch(tmp_path, number, numbered(number))
-    system = Merging(tmp_path, method)
-    monkeypatch.setattr(cube, "_open", lambda path: (system, path))
+    original: Callable[..., Any] = getattr(LocalPlace, step)
+    merges: list[str] = []
+
+    def merging(place: LocalPlace, *names: Sequence[str]) -> Any:
+        if merges:
+            return original(place, *names)
+        merges.append(step)
+        if step == "read":  # of files that have gone since they were listed
+            merge_all(tmp_path)
+            return original(place, *names)
+        # The entries of the directory are from before the merge, and what is below them from after it.
+        found = original(place)
+        merge_all(tmp_path)
+        return [name for name in found if (tmp_path / name).exists()]
+
+    monkeypatch.setattr(LocalPlace, step, merging)
     assert numbers(tmp_path) == list(range(12))
-    assert not system.method
+    assert merges == [step]
     assert len(cube.files(str(tmp_path))) == 3
 
 

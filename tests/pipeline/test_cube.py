@@ -1,5 +1,6 @@
 """The cube: its numbers against a naive count, what is refused, and its files."""
 
+import re
 import threading
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
@@ -19,6 +20,7 @@ from purgatory.pipeline import answers, cube, trace
 from purgatory.pipeline.trace import of_days, rollup
 from purgatory.spark.errors import PipelineError
 from tests.pipeline.traces import DAY, START, row, write
+from tests.support.paths import ROOT
 
 OUTCOMES = ("completed_at_once", "satisfied", "expired", "closed", "cancelled", "failed")
 
@@ -306,7 +308,7 @@ class TestRollup:
         with pytest.raises(PipelineError, match="has no operations that arrived on 2020-01-01"):
             rollup(spark, days, path, said.append, [date(2020, 1, 1)])
         # Other readers find it as it is.
-        sql = f"SELECT sum(operations) FROM '{path}/**/*.parquet' WHERE key IS NULL AND refused IS NULL"
+        sql = f"SELECT sum(operations) FROM '{path}/**/*.parquet' WHERE part = 'operations'"
         assert duckdb.connect().execute(sql).fetchall() == [(10,)]
 
     def test_readers_find_one_cube_or_the_other(self, spark: SparkSession, days: str, tmp_path: Path) -> None:
@@ -380,6 +382,21 @@ class TestRollup:
         counted = answers.rows_of(of_days(spark, str(tmp_path), lambda day: True))
         assert counted[counted["purgatory"] == "rare"]["arrived"].nunique() == 60
         assert counted[counted["purgatory"] == "fetch"]["arrived"].nunique() == 36
+
+
+def test_the_questions_in_the_guide_are_answered_by_duckdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(0.1 * number, waited_s=0.5, keys=["a"]) for number in range(100)]
+    rows += [row(20.0, waited_s=3.0, outcome="cancelled", keys=["b"]), row(30.0, waited_s=1.001, outcome="expired")]
+    write(tmp_path / "journal", rows)
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```sql\n(.*?)```", (ROOT / "purgatory/pipeline/README.md").read_text("utf-8"), re.DOTALL)
+    answered = [duckdb.connect().execute(question).fetchall() for question in block.strip().removesuffix(";").split(";\n")]
+    ended, keys, hours, left, pending = answered
+    assert ended[0] == ("fetch", "DelayedFetch", "satisfied", 100, 0.5)
+    assert keys == [("topic", 1)]
+    assert [each[1:] for each in hours] == [("web-1", 0.5)]
+    assert left == [("DelayedFetch", [3.0, 3.0, 3.0])]
+    assert pending == [(5,)]
 
 
 def test_a_cube_at_an_unknown_kind_of_place_is_refused() -> None:
