@@ -53,8 +53,8 @@ _LEAST: Final = 0.05
 """If less is between what is found in both cases, nothing can be told, and the standard error is large."""
 _AT_ONCE: Final = 0.05
 """Seconds: a shorter gap is none, as far as the bins tell."""
-_SMALL: Final = 0.1
-"""The share of a timeout up to which a gap is small."""
+_NO_GAP, _SMALL_GAP = 0.03, 0.1
+"""The share of a timeout up to which a gap makes no difference, and up to which it makes none that it varies."""
 _FARTHEST: Final = (200.0, 5.0)
 """How many times shorter, and longer, than the longest timeout in use the others of a ladder are."""
 
@@ -208,7 +208,7 @@ def _rung(rows: Frame, timeout: float, gap: float, varies: bool, is_used: bool) 
     P/τ - W and P/τ of them a second. If τ ≤ τ₀, there are λ·ΣS(kτ), and those that a wait has beyond τ₀ if τ₀ is no
     multiple of τ.
     """
-    if gap > _SMALL * timeout and varies:
+    if gap > _SMALL_GAP * timeout and varies:
         return None
     span = duration(rows)
     low = high = clients = 0.0
@@ -222,7 +222,7 @@ def _rung(rows: Frame, timeout: float, gap: float, varies: bool, is_used: bool) 
         least = max(0.0, most - others)
         if timeout > in_use * (1 + 1e-9):
             most = min(most, expired)
-        elif gap <= _SMALL * timeout:
+        elif gap <= _NO_GAP * timeout:
             known = float(count.sum()) / span * _sum_of_shares(some, timeout, in_use)
             is_whole = np.isinf(in_use) or abs(in_use / timeout - round(in_use / timeout)) < 1e-6
             least, most = max(least, known), min(most, known + (0.0 if is_whole else expired))

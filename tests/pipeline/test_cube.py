@@ -390,7 +390,9 @@ def test_the_questions_in_the_guide_are_answered_by_duckdb(tmp_path: Path, monke
     write(tmp_path / "journal", rows)
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```sql\n(.*?)```", (ROOT / "purgatory/pipeline/README.md").read_text("utf-8"), re.DOTALL)
-    answered = [duckdb.connect().execute(question).fetchall() for question in block.strip().removesuffix(";").split(";\n")]
+    answered = [
+        duckdb.connect().execute(question).fetchall() for question in block.strip().removesuffix(";").split(";\n")
+    ]
     ended, keys, hours, left, pending = answered
     assert ended[0] == ("fetch", "DelayedFetch", "satisfied", 100, 0.5)
     assert keys == [("topic", 1)]

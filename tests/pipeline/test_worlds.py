@@ -45,6 +45,8 @@ def test_bands_have_the_truth_and_advice_keeps_the_rate(of_worlds: dict[str, Sco
 def test_worlds_without_long_waves_are_answered(of_worlds: dict[str, Score]) -> None:
     refused = {world: sum(score.refusals.values()) for world, score in of_worlds.items()}
     assert refused.pop("long waves") > SEEDS / 2, "most of these journals are too short for their waves"
+    for incident in ("an incident", "a slow hour of a day"):
+        assert refused.pop(incident) < SEEDS, "it is a single one, so it is right to refuse"
     assert max(refused.values()) <= SEEDS / 4, refused
 
 

@@ -142,7 +142,7 @@ class Loop(NamedTuple):
 
 LOOPS: Final[Mapping[str, Loop]] = {
     "memoryless": Loop(lambda random: random.exponential(25.0, 400)),
-    "regular, 50 s": Loop(lambda random: np.full(200, 50.0) - 49 * random.random() * (np.arange(200) == 0)),
+    "regular, 47 s": Loop(lambda random: np.full(200, 47.0) - 46 * random.random() * (np.arange(200) == 0)),
     "log-normal": Loop(lambda random: random.lognormal(2.5, 1.5, 2000)),
     "bursts": Loop(lambda random: random.exponential(np.where(random.random(4000) < 0.8, 0.5, 120.0))),
     "think 5 s after a result": Loop(lambda random: random.exponential(25.0, 400), think=5.0),
