@@ -310,7 +310,7 @@ def _spans(journal: Days, days: Iterable[date]) -> dict[date, Span]:
 def _day(journal: Days, day: date, found: Span, now: datetime, pending_on: date | None = None) -> pa.Table:
     """The cube of a day, or of those of its operations that were pending when the day `pending_on` began.
 
-    All days have the same `now`, because Spark compiles what it does for each number anew.
+    All days have the same `now`, because Spark compiles its work again for each number.
     """
 
     def made(rows: DataFrame) -> pa.Table:

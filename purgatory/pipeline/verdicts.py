@@ -116,11 +116,11 @@ def _sick(rows: Frame, timeout_rate: float) -> list[Verdict]:
         each = each[each["operations"] >= _ENOUGH]
         hourly = _enough(hours(some, "instance"))
         for row in each.to_dict("records"):
-            if not _slow_hours(hourly, row["instance"])[0].empty:
-                continue  # the hours are named
             others = each[each["instance"] != row["instance"]]
             for column, words in (("wait_p50_s", "in the median"), ("wait_p90_s", "at the 90th percentile")):
                 usual = others[column].median()
+                if column == "wait_p90_s" and not _slow_hours(hourly, row["instance"])[0].empty:
+                    continue  # these hours are named
                 if row[column] >= max(_FAR * usual, usual + _SICK):
                     times = f"{row[column] / usual:.1f} times as long"
                     text = f"{name(row['instance'])} is slow: {kind_name(kind)} waits {times}."
@@ -171,9 +171,12 @@ def _slower(kind: Kind, some: Frame, each: Frame, instance: str) -> list[Verdict
 def _slow_hours(each: Frame, instance: str) -> tuple[Frame, Frame]:
     """The hours in which an instance was slower than the others, and their waits; none, if it is most of the time."""
     own = each[each["instance"] == instance]
-    others = each[each["instance"] != instance]["wait_p90_s"].groupby("hour").median().reindex(own.index)
-    slow = own[_is_slow(own["wait_p90_s"], others, _FAR)]
-    return (slow if len(slow) <= len(own) / 2 else slow.iloc[:0]), others
+    others = (
+        each[each["instance"] != instance][["wait_p50_s", "wait_p90_s"]].groupby("hour").median().reindex(own.index)
+    )
+    slow = own[_is_slow(own["wait_p90_s"], others["wait_p90_s"], _FAR)]
+    is_always = max(len(slow), _is_slow(own["wait_p50_s"], others["wait_p50_s"], _FAR).sum()) > len(own) / 2
+    return (slow.iloc[:0] if is_always else slow), others["wait_p90_s"]
 
 
 def _unusual(kind: Kind, hourly: Frame) -> list[Verdict]:

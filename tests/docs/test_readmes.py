@@ -40,7 +40,7 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_each_block_is_code_or_a_command_or_text(page: Path) -> None:
     languages = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)[::2]
-    assert set(languages) <= {"python", "sh", "text"}
+    assert set(languages) <= {"python", "sh", "sql", "text"}
 
 
 @pytest.mark.parametrize(

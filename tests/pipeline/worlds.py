@@ -31,6 +31,8 @@ COUNT: Final = 2000
 TIMEOUT: Final = 8.0
 START: Final = 1_760_000_000
 SLOT: Final = 20
+_AT_ONCE: Final = 320
+"""Journals of which a cube is made at once, in the memory of one process."""
 LAST: Final = "last"
 """An operation that ends long after all others."""
 
@@ -207,12 +209,12 @@ class LoopScore(NamedTuple):
 
 def loop_scores(spark: SparkSession, seeds: int, timeouts: Sequence[float]) -> dict[str, LoopScore]:
     """The scores of all loops, for what the ladder says of these timeouts."""
-    journal = pa.concat_tables([journal_of_polls(name, seed) for name in LOOPS for seed in range(seeds)])
-    journal = spark.createDataFrame(journal.append_column("file", pa.repeat("a world", len(journal))))
-    table = joined([trace.cube(journal, 100).toArrow()])
-    rows = answers.rows_of(table)
     result = {}
     for name in LOOPS:
+        journal = pa.concat_tables([journal_of_polls(name, seed) for seed in range(seeds)])
+        journal = spark.createDataFrame(journal.append_column("file", pa.repeat("a world", len(journal))))
+        table = joined([trace.cube(journal, 100).toArrow()])
+        rows = answers.rows_of(table)
         recognised = covered = rungs = 0
         for seed in range(seeds):
             kind = f"loop: {name}", str(seed)
@@ -294,7 +296,11 @@ def scored(truth: float, estimates: Sequence[Estimate]) -> Score:
 
 def scores(spark: SparkSession, seeds: int, timeout_rate: float) -> dict[str, Score]:
     """The scores of all worlds, from journals of so many seeds each."""
-    estimates = found(spark, [rows(name, seed) for name in WORLDS for seed in range(seeds)], timeout_rate)
+    estimates: dict[str, list[Estimate]] = {}
+    at_once = max(1, _AT_ONCE // seeds)
+    for first in range(0, len(WORLDS), at_once):
+        names = list(WORLDS)[first : first + at_once]
+        estimates |= found(spark, [rows(name, seed) for name in names for seed in range(seeds)], timeout_rate)
     result = {}
     for name, world in WORLDS.items():
         lives = [world(np.random.default_rng(1_000_000 + number)) for number in range(300)]
