@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from purgatory.pipeline.answers import (
@@ -26,7 +25,7 @@ from purgatory.pipeline.answers import (
     round_timeouts,
     strata,
 )
-from purgatory.pipeline.estimate import EDGES, Floats, surviving
+from purgatory.pipeline.estimate import EDGES, LOWEST, Floats, surviving
 
 World: TypeAlias = Literal["ask-again", "leave", "unknown"]
 
@@ -41,7 +40,7 @@ _MEAN: Final = 81
 _APART: Final = 100
 """Bins after which nothing is left of a moment in sums of products."""
 _FARTHEST_WAIT: Final = 120
-"""Bins from an arrival to its end that a cube tells at most, which are too many for the moving mean."""
+"""Bins between an arrival and its end that are too many for the moving mean."""
 _BLOCKS: Final = 20
 _MOST: Final = 60_000
 """Moments that are looked at, about."""
@@ -81,8 +80,10 @@ class Follow:
         return "leave" if self.share + 2 * self.error <= _NONE else "unknown"
 
 
-def follows(table: pa.Table, kind: Kind) -> Follow | None:
+def follows(table: pa.Table, operations: Frame, kind: Kind) -> Follow | None:
     """Which share of answers a client of this kind follows with a request. `None` if too few have ended to tell.
+
+    `operations` are the rows of the cube that count the operations of this kind.
 
     It is a regression of a key's arrivals on its expired ends and on its other ends (in bins of a quarter of a second,
     less their moving mean) with distributed lags. Where waits are short, an end is near its own arrival, so that some
@@ -116,7 +117,13 @@ def follows(table: pa.Table, kind: Kind) -> Follow | None:
         return np.bincount(of_block, np.add.reduceat(product, starts), _BLOCKS).astype(float)
 
     products, responses = _normal_equations(arrivals, causes, sums)
-    own = np.concatenate([_own(rows.iloc[order], block, name) for name in _CAUSES], axis=1)
+    own = np.concatenate(
+        [
+            np.bincount(block, rows[name].to_numpy(float)[order], _BLOCKS)[:, None] * _own(operations, name)
+            for name in _CAUSES
+        ],
+        axis=1,
+    )
 
     def solved(left_out: int | None) -> tuple[Floats, Floats]:
         """The coefficients of all lags, and the share of each cause, without one of the blocks."""
@@ -142,16 +149,26 @@ def _less_mean(counts: Floats) -> Floats:
     return less
 
 
-def _own(rows: Frame, block: npt.NDArray[np.int64], cause: str) -> Floats:
-    """What the arrivals of the ended operations themselves add to the sums of products, for each block and lag."""
-    counts = rows[cause].to_numpy(float)
-    some = counts > 0
-    ends_ = np.zeros((_BLOCKS, _FARTHEST_WAIT + 1))
-    np.add.at(ends_, (block[some], rows["waited"].to_numpy(float)[some].astype(int)), counts[some])
-    # Each of them came so many bins before its end; this is what the moving means make of a product of two moments.
-    apart = np.abs(_LAGS + np.arange(_FARTHEST_WAIT + 1)[:, None])
+def _own(operations: Frame, cause: str) -> Floats:
+    """What the arrival of an operation itself adds to the sums of products with its end, on average, for each lag."""
+    is_cause = (
+        (operations["outcome"] == "expired")
+        if cause == "num_expired"
+        else (~operations["outcome"].isin(["expired", "closed"]))
+    )
+    some = operations[is_cause]
+    counts = some["operations"].to_numpy(float)
+    if not counts.sum():
+        return np.zeros(len(_LAGS))
+    bins = np.minimum(EDGES[some["wait_bin"].to_numpy() - LOWEST] / (_BIN / 1e6), _FARTHEST_WAIT)
+    # A wait of 1.3 bins ends one bin after its arrival, or two.
+    shares = np.zeros(_FARTHEST_WAIT + 2)
+    np.add.at(shares, bins.astype(int), counts * (1 - bins % 1))
+    np.add.at(shares, bins.astype(int) + 1, counts * (bins % 1))
+    # This is what the moving means make of a product of two moments.
+    apart = np.abs(_LAGS + np.arange(len(shares))[:, None])
     weight = (apart == 0) - 2 * (apart <= _MEAN // 2) / _MEAN + np.maximum(0, _MEAN - apart) / _MEAN**2
-    own: Floats = ends_ @ weight
+    own: Floats = shares @ weight / counts.sum()
     return own
 
 

@@ -158,7 +158,7 @@ def moments(table: pa.Table, kind: Kind, most: int) -> Frame:
     enough = up_to.index[max(int((up_to <= most).sum()) - 1, 0)] if len(up_to) else 0
     rows = rows[rows["bucket"] <= enough]
     counts = ["operations", "num_expired", "num_others"]
-    return rows.groupby(["hash", "arrived", "waited"], dropna=False)[counts].sum().reset_index()
+    return rows.groupby(["hash", "arrived"])[counts].sum().reset_index()
 
 
 def load(table: pa.Table, rows: Frame) -> Frame:

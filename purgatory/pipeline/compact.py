@@ -41,7 +41,7 @@ SIZES: tuple[int, ...] = (10, 100, 1_000, 10_000)
 
 LABELS: Final = (
     *("part", "instance", "purgatory", "operation", "opened", "slot", "arrived", "finished", "outcome", "missed"),
-    *("is_gone", "entered_late", "timeout_bin", "wait_bin", "refused", "key", "hash", "waited"),
+    *("is_gone", "entered_late", "timeout_bin", "wait_bin", "refused", "key", "hash"),
 )
 SUMS: Final = ("operations", "num_expired", "num_missed", "num_others", "moment", "wait_sum", "late_sum")
 MAXIMA: Final = ("wait_max", "late_max", "timeout_max")

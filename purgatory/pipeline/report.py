@@ -84,7 +84,7 @@ def report(
         raise PipelineError(f"compare must be an earlier day that has operations, not {compare}: there are {earlier}")
     hottest = answers.keys(table)
     found = answers.estimates(rows, timeout_rate)
-    clients = {kind: Clients.of(table, kind, after_expiry) for kind in found}
+    clients = {kind: Clients.of(table, of_kind(rows, kind), kind, after_expiry) for kind in found}
     patient = {kind for kind, each in clients.items() if each.world == "ask-again"}
     said = verdicts(rows, hottest, timeout_rate, None if compare is None else (days[-1], compare), patient)
     ladders = {kind: _ladders(of_kind(rows, kind), estimate, clients[kind]) for kind, estimate in found.items()}
@@ -170,9 +170,9 @@ class Clients:
     """Whether the operator said so."""
 
     @classmethod
-    def of(cls, table: pa.Table, kind: Kind, given: World | None) -> "Clients":
+    def of(cls, table: pa.Table, rows: Frame, kind: Kind, given: World | None) -> "Clients":
         """Ask the journal, unless it is `given`."""
-        follow = follows(table, kind)
+        follow = follows(table, rows, kind)
         return cls(given or (follow.world if follow else "unknown"), follow, given is not None)
 
     @property

@@ -24,7 +24,7 @@ SCHEMA: Final = pa.schema(
         ("refused", pa.string()),
         ("moment", pa.int64()),
         ("key", pa.string()),
-        *[(name, pa.int64()) for name in ("hash", "waited", "num_others")],
+        *[(name, pa.int64()) for name in ("hash", "num_others")],
     ]
 )
 """The columns of the cube."""
@@ -92,7 +92,6 @@ def _moment(random: np.random.Generator, purgatory: str, key: str, day: int, exp
         "operation": "DelayedFetch",
         "hash": (-1) ** number * (4096 * number + 97 * number % 4096),
         "arrived": day + 250_000 * int(random.integers(0, 3)),
-        "waited": _one_of(random, None, 0, 3),
         "operations": 1,
         "num_expired": expired,
         "num_others": 0,

@@ -19,20 +19,27 @@ SECONDS = 1200.0
 KIND = ("news", "Poll")
 
 
-def cube(arrived: Floats, waited: Floats, expired: npt.NDArray[np.bool_], key: npt.NDArray[np.int64]) -> pa.Table:
-    """The moments of a cube of these operations."""
+Cube: TypeAlias = tuple[pa.Table, Any]
+
+
+def cube(arrived: Floats, waited: Floats, expired: npt.NDArray[np.bool_], key: npt.NDArray[np.int64]) -> Cube:
+    """The moments of a cube of these operations, and the rows that count them."""
     begin, end = (arrived * 4).astype(int), ((arrived + waited) * 4).astype(int)
     common = {"hash": key, "part": "moments", "purgatory": KIND[0], "operation": KIND[1]}
-    came = {"arrived": 250_000 * begin, "waited": np.nan, "operations": 1, "num_expired": 0, "num_others": 0}
-    went = {"arrived": 250_000 * end, "waited": np.minimum(end - begin, 120), "operations": 0}
+    came = {"arrived": 250_000 * begin, "operations": 1, "num_expired": 0, "num_others": 0}
+    went = {"arrived": 250_000 * end, "operations": 0}
     went |= {"num_expired": expired.astype(int), "num_others": (~expired).astype(int)}
     sample = pd.DataFrame([{"part": "samples", "purgatory": KIND[0], "hash": 4095}])
-    return pa.Table.from_pandas(pd.concat([pd.DataFrame(common | came), pd.DataFrame(common | went), sample]))
+    bins = np.ceil(100 * np.log10(np.maximum(waited, 1e-6)) - 1e-7).astype(int)
+    counted = pd.DataFrame({"outcome": np.where(expired, "expired", "satisfied"), "wait_bin": bins, "operations": 1})
+    rows = counted.groupby(["outcome", "wait_bin"])["operations"].sum().reset_index()
+    table = pa.Table.from_pandas(pd.concat([pd.DataFrame(common | came), pd.DataFrame(common | went), sample]))
+    return table, rows
 
 
 def leave(
     random: Random, median: float = 10.0, keys: int = 30, timeout: float = TIMEOUT, arrive: str = "evenly"
-) -> pa.Table:
+) -> Cube:
     """Clients who leave after an answer."""
     count = 24_000
     arrived = random.uniform(0, SECONDS, count)
@@ -59,7 +66,7 @@ def again(
     timeout: float = TIMEOUT,
     gap: float = 0.02,
     share: float = 1.0,
-) -> pa.Table:
+) -> Cube:
     """Clients who ask again after an answer, all or a share of them."""
     rows: list[tuple[float, float, bool, int]] = []
     for client in range(200):
@@ -94,8 +101,8 @@ SURE = {"evenly", "short waits", "short timeouts", "at once", "nothing expires",
 """Worlds that the moments always tell."""
 
 
-def found(make: Callable[..., pa.Table], options: dict[str, Any]) -> list[Follow]:
-    return [follow for seed in range(4) if (follow := follows(make(np.random.default_rng(seed), **options), KIND))]
+def found(make: Callable[..., Cube], options: dict[str, Any]) -> list[Follow]:
+    return [follow for seed in range(4) if (follow := follows(*make(np.random.default_rng(seed), **options), KIND))]
 
 
 @pytest.mark.parametrize("name", LEAVE)
@@ -129,5 +136,5 @@ def test_gaps_that_are_drawn_vary_and_constant_ones_do_not() -> None:
 
 def test_a_few_operations_tell_nothing() -> None:
     few = cube(np.arange(10.0), np.ones(10), np.zeros(10, bool), np.zeros(10, int))
-    assert follows(few, KIND) is None
-    assert follows(few, ("news", "Other")) is None
+    assert follows(*few, KIND) is None
+    assert follows(*few, ("news", "Other")) is None

@@ -48,7 +48,7 @@ def rows(path: Path) -> list[str]:
 def test_a_cube_and_its_journal_have_the_same_report(
     journal: Path, rolled_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_journal = pipeline("report", journal, tmp_path / "one", "--timeout-rate", "0.1")
+    of_journal = pipeline("report", journal, tmp_path / "one", "--timeout-rate", "0.1", "--after-expiry", "leave")
     lines = of_journal.stdout.splitlines()
     assert lines[-1] == f"written to {tmp_path}/one/index.html"
     assert lines[0].startswith("red: instance-3 is slow: generated / Request waits ")
@@ -58,7 +58,7 @@ def test_a_cube_and_its_journal_have_the_same_report(
     # Of a cube there is one without Java.
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    main(["pipeline", "report", str(rolled_up), str(tmp_path / "two"), "--timeout-rate", "0.1"])
+    main(["pipeline", "report", str(rolled_up), str(tmp_path / "two"), "--timeout-rate=0.1", "--after-expiry=leave"])
     for table in ("advice", "ladder", "operations", "instances", "keys", "load"):
         one, two = (pq.read_table(tmp_path / place / "tables" / table).to_pylist() for place in ("one", "two"))
         assert one == two

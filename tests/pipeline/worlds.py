@@ -218,11 +218,11 @@ def loop_scores(spark: SparkSession, seeds: int, timeouts: Sequence[float]) -> d
         recognised = covered = rungs = 0
         for seed in range(seeds):
             kind = f"loop: {name}", str(seed)
-            follow = again.follows(table, kind)
+            some = rows[(rows["purgatory"] == kind[0]) & (rows["operation"] == kind[1])]
+            follow = again.follows(table, some, kind)
             if follow is None or follow.world != "ask-again":
                 continue
             recognised += 1
-            some = rows[(rows["purgatory"] == kind[0]) & (rows["operation"] == kind[1])]
             for rung in again.ladder(some, follow.gap, follow.varies):
                 if rung.timeout in timeouts:
                     truth = float(polls(name, seed, rung.timeout)[2].sum()) / LOOP_SECONDS
