@@ -146,7 +146,7 @@ def _compacting(mode: str, path: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_who_reads_meanwhile_finds_each_row_once(tmp_path: Path) -> None:
     written, reads = 0, 0
     with _compacting("write", tmp_path) as process:
@@ -191,7 +191,7 @@ def test_a_merge_between_two_steps_of_a_reader_is_seen(
     assert len(cube.files(str(tmp_path))) == 3
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_merge_that_is_killed_loses_and_repeats_nothing(tmp_path: Path) -> None:
     process = _compacting("kill", tmp_path / "cube")
     said = process.communicate()[0]

@@ -9,11 +9,13 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from purgatory.journal import SCHEMA
@@ -31,7 +33,7 @@ COUNT: Final = 2000
 TIMEOUT: Final = 8.0
 START: Final = 1_760_000_000
 SLOT: Final = 20
-_AT_ONCE: Final = 320
+_AT_ONCE: Final = 200
 """Journals of which a cube is made at once, in the memory of one process."""
 LAST: Final = "last"
 """An operation that ends long after all others."""
@@ -212,8 +214,7 @@ def loop_scores(spark: SparkSession, seeds: int, timeouts: Sequence[float]) -> d
     result = {}
     for name in LOOPS:
         journal = pa.concat_tables([journal_of_polls(name, seed) for seed in range(seeds)])
-        journal = spark.createDataFrame(journal.append_column("file", pa.repeat("a world", len(journal))))
-        table = joined([trace.cube(journal, 100).toArrow()])
+        table = _cube(spark, journal, 100)
         rows = answers.rows_of(table)
         recognised = covered = rungs = 0
         for seed in range(seeds):
@@ -259,11 +260,16 @@ def rows(name: str, seed: int) -> pa.Table:
     return table.append_column("instance", pa.repeat(f"{name} {seed}", len(table)))
 
 
+def _cube(spark: SparkSession, journal: pa.Table, slot: int) -> pa.Table:
+    """The cube of a journal, which is read from a file, because millions of rows do not fit in Spark's memory."""
+    with TemporaryDirectory() as directory:
+        pq.write_table(journal.append_column("file", pa.repeat("a world", len(journal))), f"{directory}/a.parquet")
+        return joined([trace.cube(spark.read.parquet(directory), slot).toArrow()])
+
+
 def found(spark: SparkSession, journals: Iterable[pa.Table], timeout_rate: float) -> dict[str, list[Estimate]]:
     """The estimates from journals, which have the column `instance`, by the name of their world."""
-    journal = pa.concat_tables(journals)
-    journal = spark.createDataFrame(journal.append_column("file", pa.repeat("a world", len(journal))))
-    rows = answers.rows_of(joined([trace.cube(journal, SLOT).toArrow()]))
+    rows = answers.rows_of(_cube(spark, pa.concat_tables(journals), SLOT))
     estimates = defaultdict(list)
     for (world, operation), estimate in answers.estimates(rows, timeout_rate).items():
         if estimate is not None and operation != LAST:
