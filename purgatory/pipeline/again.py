@@ -51,7 +51,7 @@ _ALL, _NONE = (0.75, 1.25), 0.25
 _LEAST: Final = 0.05
 """If less is between what is found in both cases, nothing can be told, and the standard error is large."""
 _AT_ONCE: Final = 0.05
-"""Seconds: a shorter gap is none, as far as the bins tell."""
+"""Seconds. The bins can't tell a shorter gap from none."""
 _NO_GAP, _SMALL_GAP = 0.03, 0.1
 """The share of a timeout up to which a gap makes no difference, and up to which it makes none that it varies."""
 _FARTHEST: Final = (200.0, 5.0)

@@ -220,8 +220,10 @@ def hours(rows: Frame, *by: str) -> Frame:
 def processes(rows: Frame) -> Frame:
     """The processes, each with the time at which it opened its journal, and whether its instance had one before."""
     known = rows[rows["opened"].notna()]
-    found = known.groupby(["instance", "opened"])["operations"].sum().reset_index()
-    found["is_restart"] = found.duplicated("instance")
+    found = known.groupby(["instance", "opened"])["arrived"].max().rename("last_slot").reset_index()
+    # Several processes of one name that run at the same time are no restarts.
+    found["is_restart"] = found.groupby("instance")["last_slot"].shift() <= found["opened"]
+    found = found.drop(columns="last_slot")
     found["opened"] = pd.to_datetime(found["opened"], unit="us", utc=True)
     return found.sort_values(["opened", "instance"])
 

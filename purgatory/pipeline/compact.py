@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from purgatory.journal.files import sync
 from purgatory.pipeline.cube import COMPACTED, files, joined, merged_files
 from purgatory.pipeline.trace import KEPT, SAMPLED
 
@@ -136,17 +137,9 @@ def _replaced(path: Path) -> Iterator[Path]:
     """Yield the name of a hidden file to write, which then appears at `path`, whole, also after a loss of power."""
     hidden = path.with_name(f".{path.stem}")
     yield hidden
-    _sync(hidden)
+    sync(hidden)
     hidden.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 def merged(tables: Sequence[pa.Table]) -> pa.Table:

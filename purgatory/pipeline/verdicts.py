@@ -81,7 +81,7 @@ def _missed(rows: Frame, hottest: Frame) -> list[Verdict]:
             found.append(Verdict("red" if share >= _MANY else "amber", text, evidence))
     return found or [
         Verdict(
-            "green", "Every change was followed by a check.", "No operation had to wait for its deadline to be tried."
+            "green", "No operation waited for a check that nobody made.", "The last try at the deadline completed none."
         )
     ]
 
