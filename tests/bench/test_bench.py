@@ -105,7 +105,8 @@ class TestAQuickRun:
     def test_both_servers_of_streams_are_measured_and_compared_in_every_case(self, quick_of_streams: Path) -> None:
         check(quick_of_streams, SERVER)
         for name in SERVER:
-            assert None not in [ratio for found in ratios(quick_of_streams, name) for ratio in found]
+            for found in ratios(quick_of_streams, name):
+                assert any(found)  # not all, since a CPU that was not used in a short round can't be compared with
         assert (quick_of_streams / "overview-uvloop.png").read_bytes().startswith(b"\x89PNG\r\n")
 
     def test_results_name_the_machine_and_the_core(self, quick: Path) -> None:
