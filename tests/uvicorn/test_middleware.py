@@ -1,5 +1,6 @@
 """Which middlewares requests are parked behind, and that the answers are the same."""
 
+import asyncio
 import functools
 import logging
 from dataclasses import asdict
@@ -171,6 +172,8 @@ class TestStatistics:
             async with serving(board.app, http) as server, connected(server) as client:
                 await client.send("POST" if headers else "GET", target, *headers)
                 await board.until_waiting(1)
+                while not difference():  # the request is handed over only when the application has returned
+                    await asyncio.sleep(0.005)
                 assert difference() == {way: 1}
                 before = asdict(parking_statistics())
                 client.writer.close()
