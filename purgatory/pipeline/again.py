@@ -26,6 +26,7 @@ from purgatory.pipeline.answers import (
     strata,
 )
 from purgatory.pipeline.estimate import EDGES, LOWEST, Floats, surviving
+from purgatory.pipeline.words import percent
 
 World: TypeAlias = Literal["ask-again", "leave", "unknown"]
 
@@ -205,6 +206,50 @@ def _follow(count: int, coefficients: Floats, share: float, error: float) -> Fol
     variance = float(((lags - gap) ** 2 * coefficients).sum() / scale) - (_BIN / 1e6) ** 2 / 6
     is_none = gap < _AT_ONCE
     return Follow(count, share, error, 0.0 if is_none else gap, not is_none and variance > (gap / 2) ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """What clients of a kind of operation do after an answer."""
+
+    world: World
+    follow: Follow | None
+    """What the journal tells of it."""
+    is_given: bool
+    """Whether the operator said so."""
+
+    @classmethod
+    def of(cls, table: pa.Table, rows: Frame, kind: Kind, given: World | None) -> "Clients":
+        """Ask the journal, unless it is `given`."""
+        follow = follows(table, rows, kind)
+        return cls(given or (follow.world if follow else "unknown"), follow, given is not None)
+
+    @property
+    def gap(self) -> tuple[float, bool]:
+        """After how many seconds they ask again, and whether that varies."""
+        return (
+            (self.follow.gap, self.follow.varies) if self.follow and self.follow.world == "ask-again" else (0.0, False)
+        )
+
+    @property
+    def ask_first(self) -> bool:
+        """Whether the page begins with what happens if they ask again."""
+        likely = self.follow is not None and self.follow.share >= 0.5
+        return self.world == "ask-again" or (self.world == "unknown" and likely)
+
+    def how(self) -> str:
+        """How that is known, as the begin of a sentence."""
+        if self.is_given:
+            return "You say that clients " + ("ask again" if self.world == "ask-again" else "leave")
+        if self.follow is None:
+            return "Too few operations ended to tell whether clients ask again"
+        share = f"a request for the same key follows {percent(min(max(self.follow.share, 0.0), 1.0))} of the answers"
+        if self.world == "unknown":
+            if self.follow.share > 1.25:
+                return "Requests come at fixed times, so the journal doesn't tell whether clients ask again"
+            error = percent(2 * self.follow.error)
+            return f"The journal doesn't tell whether clients ask again: {share}, give or take {error}"
+        return f"Clients {'ask again' if self.world == 'ask-again' else 'leave'}: {share}"
 
 
 def ladder(rows: Frame, gap: float, varies: bool) -> list[Rung]:

@@ -164,9 +164,11 @@ def _day(name: str) -> date:
 def refused(table: pa.Table) -> dict[str, int]:
     """How many operations of each instance are ahead of the clock. Raises `PipelineError` for impossible rows."""
     ahead: Counter[str] = Counter()
+    impossible: Counter[str] = Counter()
     for row in table.filter(_is_part(table, "refused")).select(["refused", "instance", "operations"]).to_pylist():
-        if row["refused"] != AHEAD:
-            column, _, file = row["refused"].partition(" in ")
-            raise PipelineError(f"{row['operations']:,} rows have an impossible {column}, in {file}")
-        ahead[row["instance"]] += row["operations"]
+        which, what = (ahead, "instance") if row["refused"] == AHEAD else (impossible, "refused")
+        which[row[what]] += row["operations"]
+    for reason, number in impossible.items():
+        column, _, file = reason.partition(" in ")
+        raise PipelineError(f"{number:,} rows have an impossible {column}, in {file}")
     return dict(ahead)

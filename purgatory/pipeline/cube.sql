@@ -19,7 +19,7 @@ WITH read AS (
         CASE
             WHEN purgatory IS NULL THEN 'purgatory'
             WHEN operation IS NULL THEN 'operation'
-            WHEN array_min(keys) IS NULL THEN 'keys' -- there is none
+            WHEN get(keys, 0) IS NULL THEN 'keys'
             WHEN arrived_at IS NULL THEN 'arrived_at'
             WHEN waited_s IS NULL OR NOT (waited_s >= 0 AND waited_s < 1e8) THEN 'waited_s'
             WHEN outcome IS NULL OR outcome NOT IN
@@ -33,7 +33,7 @@ WITH read AS (
 rows AS (
     SELECT
         *,
-        arrived + try_cast(1e6 * waited_s AS BIGINT) AS finished,
+        try_add(arrived, try_cast(1e6 * waited_s AS BIGINT)) AS finished,
         -- Nobody waits past the deadline but for the timer, or for a busy loop.
         least(waited_s, coalesce(deadline, waited_s)) AS stayed,
         outcome NOT IN ('expired', 'closed') AND waited_s <= coalesce(deadline, waited_s) AS is_gone,
@@ -41,7 +41,7 @@ rows AS (
         coalesce(arrived < opened, false) AS entered_late,
         CASE
             WHEN impossible IS NOT NULL THEN concat(impossible, ' in ', file)
-            WHEN arrived + try_cast(1e6 * waited_s AS BIGINT) > {now} THEN 'ahead of the clock'
+            WHEN try_add(arrived, try_cast(1e6 * waited_s AS BIGINT)) > {now} THEN 'ahead of the clock'
         END AS refused
     FROM read
 ),
@@ -58,16 +58,6 @@ keyed AS (
     SELECT purgatory, operation, key, arrived, finished, outcome, missed, arrived - pmod(arrived, 86400000000) AS day
     FROM timely
     LATERAL VIEW explode(keys) AS key
-    WHERE key IS NOT NULL
-),
-per_key AS (
-    SELECT
-        purgatory, key, day,
-        count(*) AS operations,
-        count_if(outcome = 'expired') AS num_expired,
-        count_if(missed) AS num_missed
-    FROM keyed
-    GROUP BY ALL
 )
 
 -- part: operations
@@ -75,18 +65,12 @@ per_key AS (
 SELECT
     if(refused IS NULL, 'operations', 'refused') AS part,
     refused, instance,
-    if(refused IS NULL, purgatory, NULL) AS purgatory,
-    if(refused IS NULL, operation, NULL) AS operation,
-    if(refused IS NULL, opened, NULL) AS opened,
-    if(refused IS NULL, slot, NULL) AS slot,
-    if(refused IS NULL, arrived - pmod(arrived, slot), NULL) AS arrived, -- slots begin at multiples of their length
-    if(refused IS NULL, finished - pmod(finished, slot), NULL) AS finished,
-    if(refused IS NULL, outcome, NULL) AS outcome,
-    if(refused IS NULL, missed, NULL) AS missed,
-    if(refused IS NULL, is_gone, NULL) AS is_gone,
-    if(refused IS NULL, entered_late, NULL) AS entered_late,
-    if(refused IS NULL, CAST(ceil(100 * log10(greatest(timeout_s, 1e-6)) - 1e-7) AS INT), NULL) AS timeout_bin,
-    if(refused IS NULL, CAST(ceil(100 * log10(greatest(stayed, 1e-6)) - 1e-7) AS INT), NULL) AS wait_bin,
+    purgatory, operation, opened, slot,
+    arrived - pmod(arrived, slot) AS arrived, -- slots begin at multiples of their length
+    finished - pmod(finished, slot) AS finished,
+    outcome, missed, is_gone, entered_late,
+    CAST(ceil(100 * log10(least(greatest(timeout_s, 1e-6), 1e10)) - 1e-7) AS INT) AS timeout_bin,
+    CAST(ceil(100 * log10(least(greatest(stayed, 1e-6), 1e10)) - 1e-7) AS INT) AS wait_bin,
     count(*) AS operations,
     count_if(outcome = 'expired') AS num_expired,
     count_if(missed) AS num_missed,
@@ -133,17 +117,27 @@ LATERAL VIEW inline(array(
 )) AS slot, start, is_all
 GROUP BY ALL
 
+-- part: per_key
+-- What the next two queries are of. It is no part of the cube, because it has a row for each key.
+SELECT
+    purgatory, key, day,
+    count(*) AS operations,
+    count_if(outcome = 'expired') AS num_expired,
+    count_if(missed) AS num_missed
+FROM keyed
+GROUP BY ALL
+
 -- part: counts
 -- How many keys have each of the counts, and how many operations the keys of each bucket of hashes have.
 SELECT purgatory, day, what, number, count(*) AS keys, sum(operations) AS operations
-FROM per_key
+FROM {per_key}
 LATERAL VIEW inline(array(
     named_struct('what', 'operations', 'number', operations),
     named_struct('what', 'num_expired', 'number', num_expired),
     named_struct('what', 'num_missed', 'number', num_missed),
     named_struct('what', 'bucket', 'number', pmod(xxhash64(key), 4096))
 )) AS what, number
-WHERE number > 0 OR what = 'bucket'
+WHERE key IS NOT NULL AND (number > 0 OR what = 'bucket')
 GROUP BY ALL
 
 -- part: hot_keys
@@ -152,11 +146,13 @@ SELECT
     /*+ BROADCAST(cuts) */
     'hot_keys' AS part, per_key.purgatory, per_key.key, per_key.day AS arrived,
     per_key.operations, per_key.num_expired, per_key.num_missed
-FROM per_key
+FROM {per_key} AS per_key
 JOIN {cuts} AS cuts ON cuts.purgatory = per_key.purgatory AND cuts.arrived = per_key.day
-WHERE per_key.operations > cuts.operations
+WHERE key IS NOT NULL AND (
+    per_key.operations > cuts.operations
     OR per_key.num_expired > cuts.num_expired
     OR per_key.num_missed > cuts.num_missed
+)
 
 -- part: moments
 -- Bins of a quarter of a second. A key has at most 345,600 of them a day, however many operations it has.
@@ -173,5 +169,5 @@ LATERAL VIEW explode(array(
     named_struct('bin', arrived DIV 250000, 'outcome', CAST(NULL AS STRING)),
     named_struct('bin', finished DIV 250000, 'outcome', outcome)
 )) AS moment
-WHERE coalesce(moment.outcome, '') != 'closed'
+WHERE key IS NOT NULL AND coalesce(moment.outcome, '') != 'closed'
 GROUP BY ALL

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from purgatory.pipeline import again, answers, plots
-from purgatory.pipeline.again import Follow, World, follows
+from purgatory.pipeline.again import Clients, World
 from purgatory.pipeline.answers import Frame, Kind, Rung, processes
 from purgatory.pipeline.cube import joined, refused
 from purgatory.pipeline.estimate import EDGES, INDEPENDENT, Estimate
@@ -157,50 +157,6 @@ def report(
 def of_kind(rows: Frame, kind: Kind) -> Frame:
     """The rows of one kind of operation."""
     return rows[(rows["purgatory"] == kind[0]) & (rows["operation"] == kind[1])]
-
-
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """What clients of a kind of operation do after an answer."""
-
-    world: World
-    follow: Follow | None
-    """What the journal tells of it."""
-    is_given: bool
-    """Whether the operator said so."""
-
-    @classmethod
-    def of(cls, table: pa.Table, rows: Frame, kind: Kind, given: World | None) -> "Clients":
-        """Ask the journal, unless it is `given`."""
-        follow = follows(table, rows, kind)
-        return cls(given or (follow.world if follow else "unknown"), follow, given is not None)
-
-    @property
-    def gap(self) -> tuple[float, bool]:
-        """After how many seconds they ask again, and whether that varies."""
-        return (
-            (self.follow.gap, self.follow.varies) if self.follow and self.follow.world == "ask-again" else (0.0, False)
-        )
-
-    @property
-    def ask_first(self) -> bool:
-        """Whether the page begins with what happens if they ask again."""
-        likely = self.follow is not None and self.follow.share >= 0.5
-        return self.world == "ask-again" or (self.world == "unknown" and likely)
-
-    def how(self) -> str:
-        """How that is known, as the begin of a sentence."""
-        if self.is_given:
-            return "You say that clients " + ("ask again" if self.world == "ask-again" else "leave")
-        if self.follow is None:
-            return "Too few operations ended to tell whether clients ask again"
-        share = f"a request for the same key follows {percent(min(max(self.follow.share, 0.0), 1.0))} of the answers"
-        if self.world == "unknown":
-            if self.follow.share > 1.25:
-                return "Requests come at fixed times, so the journal doesn't tell whether clients ask again"
-            error = percent(2 * self.follow.error)
-            return f"The journal doesn't tell whether clients ask again: {share}, give or take {error}"
-        return f"Clients {'ask again' if self.world == 'ask-again' else 'leave'}: {share}"
 
 
 def _ladders(rows: Frame, found: Estimate | None, clients: Clients) -> list[list[Rung]]:

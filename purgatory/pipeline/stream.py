@@ -180,18 +180,15 @@ def _batches(cube: str, checkpoint: str, slot: int) -> Callable[[DataFrame, int]
             return any(int(first) <= batch <= int(last) for first, last in spans)
 
         now = spark.sql("SELECT unix_micros(current_timestamp())").collect()[0][0]
-        found = make(spark, rows, {**values, "now": now}, None).persist()
-        try:
-            for row in found.where("refused IS NOT NULL").select("refused").collect():
-                column, _, file = row.refused.partition(" in ")
-                if file:
-                    raise ValueError(f"{file}: the column {column} is missing, or has a value that it cannot have")
-            if not files(marker):
-                spark.read.text(metadata).coalesce(1).write.mode("overwrite").text(f"{cube}/{marker}")
-            if not files(f"batch={batch}") and not is_merged():  # in one file, so that the batch is whole or absent
-                found.coalesce(1).write.mode("overwrite").parquet(f"{cube}/batch={batch}")
-        finally:
-            found.unpersist()
+        table = make(spark, rows, {**values, "now": now}, None)
+        for text in table["refused"].drop_null().unique().to_pylist():
+            column, _, file = text.partition(" in ")
+            if file:
+                raise ValueError(f"{file}: the column {column} is missing, or has a value that it cannot have")
+        if not files(marker):
+            spark.read.text(metadata).coalesce(1).write.mode("overwrite").text(f"{cube}/{marker}")
+        if not files(f"batch={batch}") and not is_merged():  # in one file, so that the batch is whole or absent
+            spark.createDataFrame(table).coalesce(1).write.mode("overwrite").parquet(f"{cube}/batch={batch}")
 
     return write
 

@@ -155,7 +155,7 @@ def _slot(first: int, last: int) -> int:
     return next(slot for slot in _SLOTS if (last - first) // slot < _MOST_SLOTS)
 
 
-Maker: TypeAlias = Callable[[SparkSession, DataFrame, Mapping[str, Any], DataFrame | None], DataFrame]
+Maker: TypeAlias = Callable[[SparkSession, DataFrame, Mapping[str, Any], DataFrame | None], pa.Table]
 
 
 def maker() -> Maker:
@@ -167,23 +167,25 @@ def maker() -> Maker:
     queries = dict(zip(rest[::2], rest[1::2], strict=True))
     measures = ("operations", "num_expired", "num_missed")
 
-    def make(spark: SparkSession, rows: DataFrame, numbers: Mapping[str, Any], slots: DataFrame | None) -> DataFrame:
+    def make(spark: SparkSession, rows: DataFrame, numbers: Mapping[str, Any], slots: DataFrame | None) -> pa.Table:
         if slots is None:
             slots = spark.sql("SELECT '' AS purgatory, '' AS operation, 0L AS slot WHERE false")
 
         def query(part: str, **tables: Any) -> DataFrame:
             return spark.sql(common + queries[part], journal=rows, **tables, **numbers)
 
-        def local(part: str, rows: list[tuple[Any, ...]], *longs: str) -> DataFrame:
+        def local(part: str, rows: list[tuple[Any, ...]], *longs: str) -> pa.Table:
             fields = [("purgatory", pa.string()), *((name, pa.int64()) for name in longs)]
             columns = [pa.array([row[number] for row in rows], kind) for number, (_, kind) in enumerate(fields)]
-            table = pa.table(columns, schema=pa.schema(fields))
-            return spark.createDataFrame(table.append_column("part", pa.repeat(part, len(rows))))
+            return pa.table(columns, schema=pa.schema(fields)).append_column("part", pa.repeat(part, len(rows)))
 
+        # Counted once, and kept until it is garbage. What is persisted would be counted again, because `sql` drops the
+        # names of the tables that are passed to it, and that drops what is persisted of them.
+        per_key = query("per_key").localCheckpoint()
         cuts: dict[tuple[str, int], dict[str, int]] = {}
         keys: dict[tuple[Any, ...], int] = {}
         buckets: dict[str, dict[int, int]] = {}
-        for row in sorted(query("counts").collect(), key=lambda row: -row.number):
+        for row in sorted(query("counts", per_key=per_key).collect(), key=lambda row: -row.number):
             if row.what == "bucket":
                 bucket = buckets.setdefault(row.purgatory, {})
                 bucket[row.number] = bucket.get(row.number, 0) + row.operations
@@ -204,14 +206,19 @@ def maker() -> Maker:
                     left -= bucket[number]
                     last = number if left >= 0 else last
             samples.append((purgatory, last))
-        cut_rows = [(*place, *cut.values()) for place, cut in cuts.items()]
-        cut_table = local("cuts", cut_rows, "arrived", *measures)
+        cut_table = local("cuts", [(*place, *cut.values()) for place, cut in cuts.items()], "arrived", *measures)
         sample_table = local("samples", samples, "hash")
-        found = query("operations", slots=slots)
-        parts = query("steps"), query("hot_keys", cuts=cut_table), query("moments", samples=sample_table)
-        for each in (*parts, cut_table, sample_table):
-            found = found.unionByName(each, allowMissingColumns=True)
-        return found
+        parts = (
+            query("hot_keys", per_key=per_key, cuts=spark.createDataFrame(cut_table)),
+            query("operations", slots=slots),
+            query("steps"),
+            query("moments", samples=spark.createDataFrame(sample_table)),
+        )
+        # One by one, since Spark plans a union of them again for each of its stages.
+        tables = [*(part.toArrow() for part in parts), cut_table, sample_table]
+        # A column that other parts lack has nulls, which Spark says that it has not.
+        tables = [pa.Table.from_arrays(each.columns, names=each.column_names) for each in tables]
+        return pa.concat_tables(tables, promote_options="permissive")
 
     return make
 
@@ -223,7 +230,7 @@ def numbers(slot: int, now: int, sampled: int) -> dict[str, Any]:
     return {"slot": slot, "now": now, "step": step, "instance_step": instance_step, "kept": KEPT, "sampled": sampled}
 
 
-def cube(rows: DataFrame, slot: int, now: datetime | None = None, slots: Slots | None = None) -> DataFrame:
+def cube(rows: DataFrame, slot: int, now: datetime | None = None, slots: Slots | None = None) -> pa.Table:
     """The cube of these rows, with slots of so many seconds, or others for some kinds of operation.
 
     Rows later than `now` are refused.
@@ -231,14 +238,12 @@ def cube(rows: DataFrame, slot: int, now: datetime | None = None, slots: Slots |
     clock = datetime.now(UTC) if now is None else now
     spark = rows.sparkSession
     of_kinds = [
-        {"purgatory": kind[0], "operation": kind[1], "slot": 1_000_000 * each} for kind, each in (slots or {}).items()
+        {"purgatory": kind[0], "operation": kind[1], "slot": 1_000_000 * each}
+        for kind, each in (slots or {}).items()
+        if each != slot
     ]
-    return maker()(
-        spark,
-        rows,
-        numbers(1_000_000 * slot, round(clock.timestamp() * 1e6), SAMPLED),
-        spark.createDataFrame(pa.Table.from_pylist(of_kinds)) if of_kinds else None,
-    )
+    of_kind = spark.createDataFrame(pa.Table.from_pylist(of_kinds)) if of_kinds else None
+    return maker()(spark, rows, numbers(1_000_000 * slot, round(clock.timestamp() * 1e6), SAMPLED), of_kind)
 
 
 def rollup(
@@ -317,7 +322,7 @@ def _day(journal: Days, day: date, found: Span, now: datetime, pending_on: date 
         if pending_on is not None:
             midnight = datetime(pending_on.year, pending_on.month, pending_on.day, tzinfo=UTC).timestamp()
             rows = rows.where(F.unix_micros("arrived_at") / 1e6 + F.col("waited_s") >= midnight)
-        return cube(rows, found.slot, now, found.slots).toArrow()
+        return cube(rows, found.slot, now, found.slots)
 
     table: pa.Table = journal.run(day, made)
     refused(table)  # raises

@@ -40,7 +40,7 @@ def minute(rate: float, keys: int) -> list[pa.Table]:
         for batch in range(6):
             part = rows.where(F.floor(F.unix_seconds("arrived_at") / 10) == _START // 10 + batch)
             numbers = trace.numbers(60_000_000, 2**60, 2000)
-            tables.append(trace.maker()(spark, part, numbers, None).toArrow())
+            tables.append(trace.maker()(spark, part, numbers, None))
     return tables
 
 

@@ -121,10 +121,10 @@ def test_merged_cubes_of_batches_are_the_cube_of_all(spark: SparkSession, tmp_pa
         write(tmp_path / f"{number}", rows[number::3])
         journal = trace.read(spark, str(tmp_path / f"{number}"))
         limits = {"kept": 10, "sampled": 40} if number else {}
-        tables.append(trace.maker()(spark, journal, trace.numbers(1_000_000, 2**60, 20_000) | limits, None).toArrow())
+        tables.append(trace.maker()(spark, journal, trace.numbers(1_000_000, 2**60, 20_000) | limits, None))
         assert set(tables[-1].column_names) == {*LABELS, *SUMS, *MAXIMA}  # each adds up in its way
     write(tmp_path / "all", rows)
-    whole = trace.cube(trace.read(spark, str(tmp_path / "all")), 1).toArrow()
+    whole = trace.cube(trace.read(spark, str(tmp_path / "all")), 1)
     with patch.object(compact, "KEPT", 10), patch.object(compact, "SAMPLED", 40):
         found = cube.joined([merged([merged(tables[:2]), tables[2]])])
     expected, sums = (totals(table, ADDITIVE) for table in (whole, found))

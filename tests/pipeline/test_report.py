@@ -105,7 +105,7 @@ def make(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Maker
             instances = pa.array([each.get("instance", "web-1") for each in given])
             table = pa.Table.from_pylist(given, SCHEMA).append_column("instance", instances)
         frame = spark.createDataFrame(table.append_column("file", pa.repeat("a", len(table))))
-        found = trace.cube(frame, options.pop("slot", 1), options.pop("now", None)).toArrow()
+        found = trace.cube(frame, options.pop("slot", 1), options.pop("now", None))
         return Made(
             report(
                 found,

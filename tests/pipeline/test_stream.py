@@ -51,7 +51,7 @@ class Following:
 
     def assert_whole(self) -> None:
         """See that the batches add up to the cube of the whole journal, made in one go."""
-        assert sums(self.written()) == sums(trace.cube(trace.read(self.spark, str(self.journal)), 1).toArrow())
+        assert sums(self.written()) == sums(trace.cube(trace.read(self.spark, str(self.journal)), 1))
 
 
 def sums(table: pa.Table) -> Sums:

@@ -264,7 +264,7 @@ def _cube(spark: SparkSession, journal: pa.Table, slot: int) -> pa.Table:
     """The cube of a journal, which is read from a file, because millions of rows do not fit in Spark's memory."""
     with TemporaryDirectory() as directory:
         pq.write_table(journal.append_column("file", pa.repeat("a world", len(journal))), f"{directory}/a.parquet")
-        return joined([trace.cube(spark.read.parquet(directory), slot).toArrow()])
+        return joined([trace.cube(spark.read.parquet(directory), slot)])
 
 
 def found(spark: SparkSession, journals: Iterable[pa.Table], timeout_rate: float) -> dict[str, list[Estimate]]:
