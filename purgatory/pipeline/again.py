@@ -178,16 +178,17 @@ def _normal_equations(
 ) -> tuple[Floats, Floats]:
     """The sums of products of the lagged causes with each other, and with the arrivals, for each block."""
     count = len(_LAGS)
-    products = np.zeros((_BLOCKS, len(causes) * count, len(causes) * count))
-    responses = np.zeros((_BLOCKS, len(causes) * count))
-    for one in range(len(causes)):
-        for place, lag in enumerate(_LAGS):
-            responses[:, one * count + place] = sums(causes[one], arrivals, int(lag))
-        for other in range(len(causes)):
-            found = {lag: sums(causes[one], causes[other], lag) for lag in range(1 - count, count)}
-            for i in range(count):
-                for j in range(count):
-                    products[:, one * count + i, other * count + j] = found[i - j]
+    apart = count - 1 + np.subtract.outer(np.arange(count), np.arange(count))
+
+    def lagged(one: Floats, other: Floats) -> Floats:
+        return np.stack([sums(one, other, lag) for lag in range(1 - count, count)], axis=1)[:, apart]
+
+    products = np.concatenate(
+        [np.concatenate([lagged(one, other) for other in causes], axis=2) for one in causes], axis=1
+    )
+    responses = np.concatenate(
+        [np.stack([sums(one, arrivals, int(lag)) for lag in _LAGS], axis=1) for one in causes], axis=1
+    )
     return products, responses
 
 
@@ -274,7 +275,7 @@ def _rung(rows: Frame, timeout: float, gap: float, varies: bool, is_used: bool) 
         return None
     span = duration(rows)
     low = high = clients = 0.0
-    for some in strata(rows):
+    for _, some in rows.groupby(strata(rows)):
         in_use = _timeout(some)
         count = some.groupby("outcome")["operations"].sum()
         expired = float(count.get("expired", 0)) / span

@@ -1,12 +1,13 @@
 """What an operator asks, as small functions of a cube."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
@@ -28,6 +29,8 @@ _FOREVER: Final = 10_000
 _GAP, _WIDEST = 3, 10
 """At most so many bins are between timeouts of one stratum, and in all of it: jitter of 7 % is one timeout."""
 
+_RARE: Final = 0.01
+"""The share of operations whose timeout is not what is in use: a single client may ask for days."""
 _CLOSE: Final = 0.03
 """Timeouts that differ by less are one rung of a ladder."""
 _RUNGS: Final = 12
@@ -43,9 +46,6 @@ def rows_of(table: pa.Table) -> Frame:
     rows = _part(table, "operations")
     rows["timeout_bin"] = rows["timeout_bin"].fillna(_FOREVER).astype(int)
     rows["day"] = pd.to_datetime(rows["arrived"], unit="us", utc=True).dt.date
-    if "entered_late" not in rows:
-        rows["entered_late"] = False
-    rows["entered_late"] = rows["entered_late"].fillna(False).astype(bool)
     return rows
 
 
@@ -85,7 +85,7 @@ def operations(rows: Frame, *by: str) -> Frame:
 def _quantile(rows: Frame, share: float) -> float:
     bins = rows.groupby("wait_bin")["operations"].sum()
     place = int(np.searchsorted(bins.cumsum(), share * bins.sum()))
-    return float(EDGES[bins.index[place] - LOWEST])
+    return min(float(EDGES[bins.index[place] - LOWEST]), float(rows["wait_max"].max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,11 @@ class Pending:
         return float(levels.max(initial=0.0))
 
 
-def pending(table: pa.Table, kind: Kind | None = None) -> Pending | None:
-    """What was pending of a kind of operation, or of all. `None` if the cube is of version 0.3 or older."""
+def pending(table: pa.Table, kind: Kind | None = None) -> Pending:
+    """What was pending of a kind of operation, or of all."""
     steps = _part(table, "steps")
     if kind is not None:
         steps = steps[(steps["purgatory"] == kind[0]) & (steps["operation"] == kind[1])]
-    if steps.empty:
-        return None
     length = int(steps["slot"].max())
     # The steps of a short day are shorter, and then the rest of the longer one counts, too.
     start = steps["arrived"] - steps["arrived"] % length
@@ -162,16 +160,17 @@ def moments(table: pa.Table, kind: Kind, most: int) -> Frame:
 
 
 def load(table: pa.Table, rows: Frame) -> Frame:
-    """How many operations arrive and finish in each slot, and how many are pending on average and at the peak."""
+    """How many operations arrive, finish and expire in each slot, and how many are pending: mean and peak."""
     slot = int(rows["slot"].max())
     came = rows.groupby(rows["arrived"] // slot * slot)["operations"].sum()
     went = rows.groupby(rows["finished"] // slot * slot)["operations"].sum()
-    found = pd.DataFrame({"arrivals": came, "finishes": went}).fillna(0).astype(int).sort_index()
+    ended = rows["operations"].where(rows["outcome"] == "expired", 0).groupby(rows["finished"] // slot * slot).sum()
+    found = pd.DataFrame({"arrivals": came, "finishes": went, "expired": ended}).fillna(0).astype(int).sort_index()
     found.index.name = "start"
     found["slot_s"] = slot / _SECOND
     steps = pending(table)
     for name, figure in (("pending_mean", Pending.mean), ("pending", Pending.peak)):
-        found[name] = [np.nan if steps is None else figure(steps, start, start + slot) for start in found.index]
+        found[name] = [figure(steps, start, start + slot) for start in found.index]
     return found.reset_index()
 
 
@@ -240,10 +239,8 @@ def ends(rows: Frame) -> Ends:
     times = times / np.bincount(np.arange(len(slots)) * blocks // len(slots))
     columns = (rows["wait_bin"] - LOWEST).to_numpy()
     counts, is_gone = rows["operations"].to_numpy(), rows["is_gone"].to_numpy().astype(bool)
-    timeouts = rows["timeout_bin"].to_numpy()
-    begins = _strata(np.unique(timeouts).tolist())
-    stratum = np.searchsorted(begins, timeouts, side="right") - 1
-    seen: Floats = np.zeros((len(begins), blocks, len(EDGES)))
+    stratum = strata(rows)
+    seen: Floats = np.zeros((stratum.max() + 1, blocks, len(EDGES)))
     gone = np.zeros_like(seen)
     np.add.at(seen, (stratum, block, columns), counts)
     np.add.at(gone, (stratum[is_gone], block[is_gone], columns[is_gone]), counts[is_gone])
@@ -254,21 +251,15 @@ def ends(rows: Frame) -> Ends:
     return Ends(gone, seen, causes, times, are_days)
 
 
-def strata(rows: Frame) -> list[Frame]:
-    """The rows of each stratum of timeouts."""
-    timeouts = rows["timeout_bin"].to_numpy()
-    begins = _strata(np.unique(timeouts).tolist())
-    number = np.searchsorted(begins, timeouts, side="right") - 1
-    return [rows[number == each] for each in range(len(begins))]
-
-
-def _strata(timeouts: Sequence[int]) -> list[int]:
-    """The first bin of the timeouts of each stratum."""
+def strata(rows: Frame) -> npt.NDArray[np.intp]:
+    """The number of the stratum of timeouts that each of the rows is of."""
+    timeouts = np.unique(rows["timeout_bin"])
     begins = [timeouts[0]]
     for before, timeout in pairwise(timeouts):
         if timeout - before > _GAP or timeout - begins[-1] > _WIDEST:
             begins.append(timeout)
-    return begins
+    number: npt.NDArray[np.intp] = np.searchsorted(begins, rows["timeout_bin"], side="right") - 1
+    return number
 
 
 def estimates(rows: Frame, timeout_rate: float) -> dict[Kind, Estimate | None]:
@@ -282,8 +273,11 @@ def estimates(rows: Frame, timeout_rate: float) -> dict[Kind, Estimate | None]:
 
 
 def longest_timeout(rows: Frame) -> float | None:
-    """The longest timeout in use, in seconds."""
-    longest = rows["timeout_max"].max()
+    """The longest timeout in use but for a hundredth of the operations, in seconds. `None` if these have none."""
+    counts = rows.groupby("timeout_bin").agg(operations=("operations", "sum"), longest=("timeout_max", "max"))
+    counts = counts[::-1]
+    is_common = counts["operations"].cumsum() > _RARE * counts["operations"].sum()
+    longest = counts["longest"][is_common].iloc[0]
     return None if pd.isna(longest) else float(longest)
 
 
@@ -338,7 +332,7 @@ def round_timeouts(shortest: float, longest: float, named: Iterable[float]) -> l
 def ladder(rows: Frame, found: Estimate) -> list[Rung]:
     """What timeouts of round numbers would do if clients leave, with the longest in use and the one that is advised."""
     used = longest_timeout(rows)
-    last = min(found.longest, max(used or 0.0, float(EDGES[len(found.rates) - 1]))) * (1 + 1e-9)
+    last = min(found.longest, used or float(EDGES[len(found.rates) - 1])) * (1 + 1e-9)
     median = operations(rows, "purgatory", "operation")["wait_p50_s"].iloc[0]
     arrivals = float(rows["operations"].sum()) / duration(rows)
     rungs = []

@@ -54,7 +54,7 @@ def add_to(subcommands: "Subcommands") -> None:
         choices=("ask-again", "leave"),
         help="what clients do after an answer (default: what the journal shows)",
     )
-    about = "a day, or a time in UTC like 2026-11-26T09:30 (default: the source's"
+    about = "a day, or the slot of a time in UTC like 2026-11-26T09:30 (default: the source's"
     parser.add_argument("--from", dest="first", type=_first, metavar="TIME", help=f"begin with {about} first)")
     parser.add_argument("--to", dest="last", type=_last, metavar="TIME", help=f"end with {about} last)")
     parser.add_argument(
@@ -142,7 +142,7 @@ def _first(text: str) -> datetime:
 def _last(text: str) -> datetime:
     """The end of a day, or a time."""
     time = _first(text)
-    return time + timedelta(days=1) if "T" not in text and " " not in text else time
+    return time + timedelta(days=1) if len(text) <= len("2026-11-26") else time
 
 
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:

@@ -3,16 +3,8 @@
 Ten batches become one file, `CUBE/batches=0-9/cube.parquet`, ten of these become one, and so on. So each row is read
 and written once per power of ten, and a stream of six hours has a dozen files instead of 2,160.
 
-A merge takes three steps, and may be killed between any two:
-
-1. The merged file is written beside the others. It is no part of the cube yet, and the next merge removes it.
-2. The list `CUBE/_compacted`, which names all merged files, is replaced. From then on the merged file counts, and the
-   files that it was made of do not.
-3. Those are deleted. The next merge deletes what is left of them.
-
-A reader that gets the directory's entries one by one could see neither the merged file, which came late, nor the
-others, which went early. So it reads the list before and after (`cube.files`): if that is the same, no file of the cube
-was deleted meanwhile. The list only ever grows, so the same list cannot come back.
+A merge may be killed at any time. First the merged file appears, whole, and stands for the files that it was made of.
+Then those are deleted, by this merge or by the next. Readers leave out what a merged file stands for (`cube.files`).
 
 The newest batch is left alone. Spark begins a batch after it has recorded that the one before is done, so it never
 writes a batch that has been merged. If it does one again from an old checkpoint, the names of the merged files tell
@@ -33,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from purgatory.journal.files import sync
-from purgatory.pipeline.cube import COMPACTED, files, joined, merged_files
+from purgatory.pipeline.cube import files, joined
+from purgatory.pipeline.places import replaced
 from purgatory.pipeline.trace import KEPT, SAMPLED
 
 SIZES: tuple[int, ...] = (10, 100, 1_000, 10_000)
@@ -79,25 +71,22 @@ def _locked(directory: Path) -> Iterator[bool]:
 
 
 def _compact(directory: Path) -> bool:
+    known = files(str(directory))
+    _clean(directory, known)
     pieces: dict[tuple[int, int], list[str]] = {}
-    for name in files(str(directory)):
+    for name in known:
         if span := _span(name):
             pieces.setdefault(span, []).append(name)
-    _clean(directory)
     group = _next_group(sorted(pieces))
     names = [name for span in group for name in pieces[span]]
     tables = [pq.read_table(directory / name, partitioning=None) for name in names]
-    known = {*LABELS, *SUMS, *MAXIMA, *MORE.values()}
-    if not group or any(not known.issuperset(table.column_names) for table in tables):
+    columns = {*LABELS, *SUMS, *MAXIMA, *MORE.values()}
+    if not group or any(not columns.issuperset(table.column_names) for table in tables):
         return False  # of a newer version, whose columns may add up in another way
     result = f"batches={group[0][0]}-{group[-1][1]}/cube.parquet"
-    (directory / result).parent.mkdir(exist_ok=True)
-    with _replaced(directory / result) as hidden:
+    with replaced(directory / result) as hidden:
         pq.write_table(merged(tables), hidden, compression="zstd")
-    listed = [name for name in merged_files(str(directory)) if name not in names]
-    with _replaced(directory / COMPACTED) as hidden:
-        hidden.write_text("".join(f"{name}\n" for name in sorted([*listed, result])))
-    _clean(directory)
+    _clean(directory, files(str(directory)))
     return True
 
 
@@ -120,26 +109,15 @@ def _next_group(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return []
 
 
-def _clean(directory: Path) -> None:
-    """Delete the files that a merged one stands for, and those of a merge that was killed."""
-    listed = [name.partition("/")[0] for name in merged_files(str(directory))]
-    spans = [span for name in listed if (span := _span(f"{name}/"))]
-    for entry in os.listdir(directory):
+def _clean(directory: Path, known: Sequence[str]) -> None:
+    """Delete what merged files stand for, and what is left of a merge that was killed."""
+    kept = {name.partition("/")[0] for name in known}
+    spans = [span for entry in kept if entry.startswith("batches=") and (span := _span(f"{entry}/"))]
+    for entry in set(os.listdir(directory)) - kept:
         span = _span(f"{entry}/")
-        if span is None or entry in listed:
-            continue
-        if entry.startswith("batches=") or any(first <= span[0] <= last for first, last in spans):
+        # A batch that Spark writes has no file yet.
+        if span and (entry.startswith("batches=") or any(first <= span[0] <= last for first, last in spans)):
             shutil.rmtree(directory / entry)
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[Path]:
-    """Yield the name of a hidden file to write, which then appears at `path`, whole, also after a loss of power."""
-    hidden = path.with_name(f".{path.stem}")
-    yield hidden
-    sync(hidden)
-    hidden.replace(path)
-    sync(path.parent)
 
 
 def merged(tables: Sequence[pa.Table]) -> pa.Table:

@@ -17,15 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from purgatory.pipeline.places import local, place
+from purgatory.pipeline.places import place
 from purgatory.spark.errors import PipelineError
 
 AHEAD: Final = "ahead of the clock"
 """What is refused because it has ended later than now. All else that is refused is impossible."""
 
-COMPACTED: Final = "_compacted"
-"""The list of the merged files of a cube."""
-
+_LISTINGS: Final = 5
+"""How often a directory of batches is listed: once more than merged files have sizes."""
 _NAME: Final = re.compile(
     r"date=[0-9-]{10}/(?:cube|version=\d+-[^/]*/[^._][^/]*)\.parquet|batch=(\d+)/[^._][^/]*\.parquet"
 )
@@ -46,27 +45,17 @@ def files(path: str, spark: SparkSession | None = None) -> list[str]:
     A file may vanish when a stream has merged it. Then the files are others, with the same rows.
     """
     where = place(path, spark)
-    while True:
-        merged = merged_files(path) if spark is None else []
-        names = where.names()
-        if spark is not None:  # a merged file is whole, so it may stand for its batches before it is listed
-            merged = [name for name in names if _SPAN.fullmatch(name)]
-            break
-        if merged == merged_files(path):  # nothing has been deleted meanwhile
-            break
-    names = [name for name in names if name in merged or _NAME.fullmatch(name)]
-    spans = {name: (int(match[1]), int(match[2])) for name in merged if (match := _SPAN.fullmatch(name))}
-    newest = {name[:_PREFIX]: PurePosixPath(name).parent for name in names if name.startswith("date=")}
-    names = [name for name in names if newest.get(name[:_PREFIX]) in (None, PurePosixPath(name).parent)]
-    return [name for name in names if not _is_in(name, spans)]
-
-
-def merged_files(path: str) -> list[str]:
-    """The files, each of several batches, that stand for these batches, whether or not those are still there."""
-    try:
-        return (local(path) / COMPACTED).read_text("utf-8").split()
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    names = set(where.names())
+    if any(name.startswith("batch") for name in names):
+        # A directory is not listed at once. So if a file comes late and those that it stands for go early, none of them
+        # is seen. The next listing has that file, or misses it in the same way, and then its rows are in a larger one.
+        for _ in range(1, _LISTINGS):
+            names.update(where.names())
+    spans = {name: (int(match[1]), int(match[2])) for name in names if (match := _SPAN.fullmatch(name))}
+    known = sorted(name for name in names if name in spans or _NAME.fullmatch(name))
+    newest = {name[:_PREFIX]: PurePosixPath(name).parent for name in known if name.startswith("date=")}
+    known = [name for name in known if newest.get(name[:_PREFIX]) in (None, PurePosixPath(name).parent)]
+    return [name for name in known if not _is_in(name, spans)]
 
 
 def _is_in(name: str, spans: Mapping[str, tuple[int, int]]) -> bool:
@@ -100,10 +89,14 @@ def load(path: str, is_requested: Callable[[date], bool], spark: SparkSession | 
 
 
 def between(table: pa.Table, first: datetime, last: datetime, also: date | None) -> pa.Table:
-    """The rows of what arrived from `first` until `last`, and on the day `also`; counts of keys are of whole days."""
+    """The rows of what arrived in the slots that are between `first` and `last`, or partly so, and on the day `also`.
+
+    Counts of keys are of whole days.
+    """
     begin, end = (round(time.timestamp() * 1e6) for time in (first, last))
     arrived = table["arrived"]
-    is_inside = pc.and_(pc.greater_equal(arrived, begin), pc.less(arrived, end))
+    ended = pc.add(arrived, pc.coalesce(table["slot"], 1))
+    is_inside = pc.and_(pc.greater(ended, begin), pc.less(arrived, end))
     if also is not None:
         is_inside = pc.or_(is_inside, pc.equal(pc.divide(arrived, _DAY), (also - _EPOCH).days))
     return table.filter(pc.or_(pc.invert(_is_part(table, "operations", "moments")), is_inside))
@@ -114,7 +107,7 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
     numbered = []
     for number, table in enumerate(tables):
         columns = [name for name in table.column_names if name != "file"]
-        numbered.append(_parted(table.select(columns)).append_column("file", pa.repeat(number, len(table))))
+        numbered.append(table.select(columns).append_column("file", pa.repeat(number, len(table))))
     return pa.concat_tables(numbered, promote_options="permissive")
 
 
@@ -125,14 +118,6 @@ def only_steps(table: pa.Table) -> pa.Table:
 
 def _is_part(table: pa.Table, *parts: str) -> pa.ChunkedArray:
     return pc.is_in(table["part"], pa.array(parts))
-
-
-def _parted(table: pa.Table) -> pa.Table:
-    """A table of a cube of version 0.3 or older, which has no column `part`, with that column."""
-    if "part" in table.column_names:
-        return table
-    is_key, is_refused = pc.is_valid(table["key"]), pc.is_valid(table["refused"])
-    return table.append_column("part", pc.if_else(is_refused, "refused", pc.if_else(is_key, "hot_keys", "operations")))
 
 
 def _read(path: str, is_requested: Callable[[date], bool], spark: SparkSession | None) -> pa.Table:
@@ -153,7 +138,7 @@ def _read(path: str, is_requested: Callable[[date], bool], spark: SparkSession |
             if attempt == _ATTEMPTS - 1:
                 raise PipelineError(f"{path} changes while it is read: try again") from None
             continue
-        return joined([*tables[: len(whole)], *(only_steps(_parted(table)) for table in tables[len(whole) :])])
+        return joined([*tables[: len(whole)], *(only_steps(table) for table in tables[len(whole) :])])
     raise AssertionError
 
 

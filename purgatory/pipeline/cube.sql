@@ -52,7 +52,8 @@ timely AS (
         unix_micros(arrived_at) AS arrived,
         unix_micros(arrived_at) + CAST(1e6 * waited_s AS BIGINT) AS finished
     FROM {journal}
-    WHERE waited_s < 1e8 AND unix_micros(arrived_at) + CAST(1e6 * least(waited_s, 1e8) AS BIGINT) <= {now}
+    WHERE waited_s >= 0 AND waited_s < 1e8
+        AND unix_micros(arrived_at) + CAST(1e6 * greatest(least(waited_s, 1e8), 0) AS BIGINT) <= {now}
 ),
 keyed AS (
     SELECT purgatory, operation, key, arrived, finished, outcome, missed, arrived - pmod(arrived, 86400000000) AS day
@@ -118,7 +119,7 @@ LATERAL VIEW inline(array(
 GROUP BY ALL
 
 -- part: per_key
--- What the next two queries are of. It is no part of the cube, because it has a row for each key.
+-- What hot keys, cuts and samples are made of. It is no part of the cube, because it has a row for each key.
 SELECT
     purgatory, key, day,
     count(*) AS operations,
@@ -126,33 +127,6 @@ SELECT
     count_if(missed) AS num_missed
 FROM keyed
 GROUP BY ALL
-
--- part: counts
--- How many keys have each of the counts, and how many operations the keys of each bucket of hashes have.
-SELECT purgatory, day, what, number, count(*) AS keys, sum(operations) AS operations
-FROM {per_key}
-LATERAL VIEW inline(array(
-    named_struct('what', 'operations', 'number', operations),
-    named_struct('what', 'num_expired', 'number', num_expired),
-    named_struct('what', 'num_missed', 'number', num_missed),
-    named_struct('what', 'bucket', 'number', pmod(xxhash64(key), 4096))
-)) AS what, number
-WHERE key IS NOT NULL AND (number > 0 OR what = 'bucket')
-GROUP BY ALL
-
--- part: hot_keys
--- The keys that are above the cut of one of their counts.
-SELECT
-    /*+ BROADCAST(cuts) */
-    'hot_keys' AS part, per_key.purgatory, per_key.key, per_key.day AS arrived,
-    per_key.operations, per_key.num_expired, per_key.num_missed
-FROM {per_key} AS per_key
-JOIN {cuts} AS cuts ON cuts.purgatory = per_key.purgatory AND cuts.arrived = per_key.day
-WHERE key IS NOT NULL AND (
-    per_key.operations > cuts.operations
-    OR per_key.num_expired > cuts.num_expired
-    OR per_key.num_missed > cuts.num_missed
-)
 
 -- part: moments
 -- Bins of a quarter of a second. A key has at most 345,600 of them a day, however many operations it has.

@@ -96,16 +96,6 @@ class Traffic:
         if self.rate * self.seconds * self.instances > _MOST:
             raise PipelineError(f"rate times seconds times instances must not be more than {_MOST:g} operations")
 
-    @property
-    def mu(self) -> float:
-        """The mean of the logarithm of the time to complete."""
-        return math.log(self.median)
-
-    @property
-    def sigma(self) -> float:
-        """The standard deviation of the logarithm of the time to complete."""
-        return (math.log(self.upper_quartile) - self.mu) / 0.674490  # the 75th percentile of the standard normal
-
 
 PRESETS: Final = {
     "low": Traffic(median=0.020, upper_quartile=0.060, timeout=1.0),
@@ -199,7 +189,9 @@ def _ends(
     """How long operations wait, their outcomes, and whether their check was forgotten."""
     count = len(arrivals)
     groups = np.arange(count) // traffic.together
-    takes = np.exp(random.normal(traffic.mu, traffic.sigma, -(-count // traffic.together)))[groups]
+    mu = math.log(traffic.median)
+    sigma = (math.log(traffic.upper_quartile) - mu) / 0.674490  # the 75th percentile of the standard normal
+    takes = np.exp(random.normal(mu, sigma, -(-count // traffic.together)))[groups]
     # The change comes so long after the last of its group has arrived.
     last = np.minimum((groups + 1) * traffic.together, count) - 1
     takes += arrivals[last] - arrivals

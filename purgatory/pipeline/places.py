@@ -7,10 +7,11 @@ Spark Connect server has no JVM, and may not reach the files itself.
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession, is_remote
 from pyspark.sql import functions as F
 
+from purgatory.journal.files import sync
 from purgatory.spark.errors import PipelineError, first_line
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -33,25 +35,12 @@ _ATTEMPTS: Final = 5
 """How often a directory is listed that changes meanwhile."""
 
 
-class Place(Protocol):
-    """A directory with the Parquet files of a cube."""
-
-    def names(self) -> list[str]:
-        """Return the names of its Parquet files in `date=DAY/`, `date=DAY/version=N/` and `batch=N/`, in order."""
-
-    def read(self, names: Sequence[str]) -> list[pa.Table]:
-        """Return the rows of each of these files. Raises `FileNotFoundError` if one of them was replaced meanwhile."""
-
-    def replace(self, table: pa.Table, directory: str) -> None:
-        """Write the rows to a directory below, in place of those that it has."""
-
-
 def needs_spark(path: str) -> bool:
     """Return whether a cube's path has a scheme that only Spark knows. `file:` means this machine, or the server's."""
     return _SCHEME.match(path) is not None and (is_remote() or _FILE.match(path) is None)
 
 
-def place(path: str, spark: SparkSession | None = None) -> Place:
+def place(path: str, spark: SparkSession | None = None) -> "LocalPlace | SparkPlace":
     """Return the place at `path`: as `spark` sees it, or without that on this machine. Raises `PipelineError`."""
     if spark is not None:
         return SparkPlace(path, spark)
@@ -88,13 +77,21 @@ class LocalPlace:
     def replace(self, table: pa.Table, directory: str) -> None:
         """Write the rows as one file. Readers find the old one or the new one."""
         below = self._path / directory
-        below.mkdir(parents=True, exist_ok=True)
-        hidden = below / ".cube.parquet"
-        with hidden.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
-        hidden.replace(below / "cube.parquet")
+        with replaced(below / "cube.parquet") as hidden:
+            pq.write_table(table, hidden, compression="zstd")
         for copied in below.glob("version=*"):  # from a place of Spark's, where it would hide this file
             shutil.rmtree(copied)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield the name of a hidden file to write, which then appears at `path`, whole, also after a loss of power."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".{uuid4().hex[:8]}{path.suffix}")
+    yield hidden
+    sync(hidden)
+    hidden.replace(path)
+    sync(path.parent)
 
 
 class SparkPlace:
@@ -148,7 +145,7 @@ class SparkPlace:
         for number, path in enumerate(table["path"].to_pylist()):
             rows.setdefault(self._name(path), []).append(number)
         table = table.drop_columns("path")
-        return [table.take(rows.get(name, [])) for name in names]
+        return [table.take(pa.array(rows.get(name, []), pa.int64())) for name in names]
 
     def replace(self, table: pa.Table, directory: str) -> None:
         """Write the rows as the newest version, then empty the older ones."""

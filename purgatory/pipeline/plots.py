@@ -86,14 +86,10 @@ def day(rows: Frame, table: pa.Table) -> str:
     above, strip = picture.subplots(2, 1, sharex=True, height_ratios=(4, 0.6 + 0.5 * len(shown)))
     slots = load(table, rows)
     times = slots["start"] / 1e6
-    if slots["pending"].notna().all():
-        above.fill_between(times, slots["pending"], color=_ACCENT, alpha=0.2, lw=0, step="post", label="pending, peak")
-        above.step(times, slots["pending_mean"], color=_ACCENT, where="post", label="pending, mean")
+    above.fill_between(times, slots["pending"], color=_ACCENT, alpha=0.2, lw=0, step="post", label="pending, peak")
+    above.step(times, slots["pending_mean"], color=_ACCENT, where="post", label="pending, mean")
     above.step(times, slots["arrivals"] / slots["slot_s"], color=_TEXT, lw=0.8, where="post", label="arrivals a second")
-    expired = (
-        rows[rows["outcome"] == "expired"].groupby("arrived")["operations"].sum().reindex(slots["start"]).fillna(0)
-    )
-    above.step(times, expired / slots["slot_s"].to_numpy(), color=_BAD, lw=0.8, where="post", label="expired a second")
+    above.step(times, slots["expired"] / slots["slot_s"], color=_BAD, lw=0.8, where="post", label="expired a second")
     above.set_ylim(bottom=0)
     above.legend(frameon=False, fontsize=8, loc="upper left", ncols=2, bbox_to_anchor=(0, 1.38))
     _format(above.yaxis, figure)

@@ -28,6 +28,8 @@ _KINDS, _KEYS = 6, 8
 """How many operations, and keys of a purgatory, the page shows. The tables have all."""
 _STARTS: Final = 6
 """How many restarts it shows."""
+_MISSED: Final = 0.001
+"""The share of operations without a check from which on the advice says that it would be another with it."""
 _SHORTER: Final = 40
 """The shorter timeout that an advice names is so many times shorter."""
 _LONGER: Final = 10
@@ -90,6 +92,7 @@ def report(
     ladders = {kind: _ladders(of_kind(rows, kind), estimate, clients[kind]) for kind, estimate in found.items()}
     advice = {
         kind: _advice(of_kind(rows, kind), estimate, timeout_rate, clients[kind], ladders[kind])
+        + _missed(of_kind(rows, kind))
         for kind, estimate in found.items()
     }
     summary = answers.operations(rows, "purgatory", "operation").set_index(["purgatory", "operation"])
@@ -135,7 +138,7 @@ def report(
         ],
         "more": len(found) - _KINDS,
         "load": [_loaded(kind, summary.loc[kind], of_kind(rows, kind), table) for kind in list(found)[:_KINDS]],
-        "step": _step(table),
+        "step": seconds(answers.pending(table).step / 1e6),
         "day": plots.day(rows, table),
         "starts": _starts(rows),
         "days": _days(rows, table, compare, days[-1], list(found)[:_KINDS]) if compare else None,
@@ -178,6 +181,17 @@ def _advice(
     if clients.world == "ask-again":
         return f"{clients.how()}. So a shorter timeout saves no memory. {asking}"
     return f"{clients.how()}. If they leave: {leave} If they ask again: {asking}"
+
+
+def _missed(rows: Frame) -> str:
+    """A sentence, if the estimate is of operations that nobody checked."""
+    missed = rows[rows["missed"]]["operations"].sum() / rows["operations"].sum()
+    if missed < _MISSED:
+        return ""
+    return (
+        f" {percent(missed)} of the operations count as expired because nobody checked them before their deadline: "
+        "mend that first, and report again."
+    )
 
 
 def _if_they_ask(rungs: list[Rung]) -> str:
@@ -250,53 +264,42 @@ def _small(found: Estimate | None, clients: Clients, rows: Frame) -> str:
         return twice
     low = seconds(found.earliest) if found.earliest else "unknown"
     high = f"to {seconds(found.latest)}" if found.latest else "and longer"
-    total = count(found.total)
-    return (
-        f"The estimate is {seconds(found.timeout)}, its 95 % band {low} {high}. {total} operations tell as much as "
-        f"{count(min(found.effective, found.total))} that end independently. {twice}"
-    )
+    alike = ""
+    if found.effective < found.total:
+        alike = f" {count(found.total)} operations tell as much as {count(found.effective)} that end independently."
+    return f"The estimate is {seconds(found.timeout)}, its 95 % band {low} {high}.{alike} {twice}"
 
 
 def _advised(found: dict[Kind, Estimate | None], timeout_rate: float) -> Frame:
+    columns = {"timeout_s": "safe", "low_s": "earliest", "high_s": "latest", "estimate_s": "timeout"}
     rows = [
         {
             "purgatory": kind[0],
             "operation": kind[1],
-            "timeout_s": each.safe if each else None,
-            "low_s": each.earliest if each else None,
-            "high_s": each.latest if each else None,
+            **{column: getattr(each, attribute, None) for column, attribute in columns.items()},
             "rate": timeout_rate,
-            "estimate_s": each.timeout if each else None,
             "reason": "unsettled" if each is None else each.reason,
         }
         for kind, each in found.items()
     ]
-    frame = pd.DataFrame(rows)
-    columns = ["timeout_s", "low_s", "high_s", "estimate_s"]
-    return frame.astype(dict.fromkeys(columns, "float64"))
+    return pd.DataFrame(rows).astype(dict.fromkeys(columns, "float64"))
 
 
 def _rates(found: dict[Kind, Estimate | None]) -> Frame:
+    columns = ["purgatory", "operation", "timeout_s", "rate", "low", "high"]
+    known = [(kind, each) for kind, each in found.items() if each is not None]
     some = [
         pd.DataFrame(
-            {
-                "purgatory": kind[0],
-                "operation": kind[1],
-                "timeout_s": EDGES[: len(each.rates)],
-                "rate": each.rates,
-                "low": each.low,
-                "high": each.high,
-            }
+            dict(zip(columns, (*kind, EDGES[: len(each.rates)], each.rates, each.low, each.high), strict=True))
         )
-        for kind, each in found.items()
-        if each is not None
+        for kind, each in known
     ]
-    columns = ["purgatory", "operation", "timeout_s", "rate", "low", "high"]
     return pd.concat(some) if some else pd.DataFrame(columns=columns)
 
 
 def _about(rows: Frame, left_out: dict[str, int]) -> dict[str, str]:
-    first, last = (datetime.fromtimestamp(rows["arrived"].agg(each) / 1e6, UTC) for each in ("min", "max"))
+    ends = rows["arrived"].min(), (rows["arrived"] + rows["slot"]).max()
+    first, last = (datetime.fromtimestamp(each / 1e6, UTC) for each in ends)
     about = {
         "operations": count(rows["operations"].sum()),
         "instances": count(rows["instance"].nunique()),
@@ -358,24 +361,19 @@ def _loaded(kind: Kind, row: Any, rows: Frame, table: pa.Table) -> Sequence[str]
     first, last = rows["arrived"].min(), (rows["arrived"] + rows["slot"]).max()
     span = answers.duration(rows)
     pending = answers.pending(table, kind)
-    mean = rows["wait_sum"].sum() / span if pending is None or rows["day"].nunique() > 1 else pending.mean(first, last)
-    peak = None if pending is None else max(pending.peak(first, last), mean)
+    mean = rows["wait_sum"].sum() / span if rows["day"].nunique() > 1 else pending.mean(first, last)
+    peak = max(pending.peak(first, last), mean)
     return [
         kind_name(kind),
         figure(row["operations"] / span),
         figure(mean),
-        "unknown" if peak is None else f"at least {figure(peak)}",
-        "unknown" if peak is None else _bytes(CLIENT * peak),
+        f"at least {figure(peak)}",
+        _bytes(CLIENT * peak),
         percent(row["expired_share"]),
         seconds(row["wait_p50_s"]),
         seconds(row["wait_p90_s"]),
         seconds(row["late_max_s"]) if row["expired"] else "none",
     ]
-
-
-def _step(table: pa.Table) -> str:
-    pending = answers.pending(table)
-    return "" if pending is None else seconds(pending.step / 1e6)
 
 
 def _starts(rows: Frame) -> list[str]:

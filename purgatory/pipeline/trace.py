@@ -5,11 +5,9 @@ A journal has a row for each finished operation, in directories by day and insta
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from importlib import resources
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -20,7 +18,7 @@ from pyspark.sql import functions as F
 
 from purgatory.pipeline.casting import Days, is_failed_read, kinds_of, refuse_unreadable
 from purgatory.pipeline.cube import days_of, files, joined, only_steps, refused, save
-from purgatory.pipeline.places import literal, needs_spark
+from purgatory.pipeline.places import literal, local, needs_spark
 from purgatory.pipeline.words import count, name
 from purgatory.spark.errors import PipelineError
 
@@ -70,10 +68,10 @@ def refuse_empty(path: str) -> None:
     """Raise `PipelineError` if `path`, on this machine, is missing or has no Parquet. It needs no Spark."""
     if needs_spark(path):
         return
-    path = path.removeprefix("file://")
-    if not Path(path).is_dir():
+    directory = local(path)
+    if not directory.is_dir():
         raise PipelineError(f"{path} does not exist")
-    if next(Path(path).rglob("*.parquet"), None) is None:
+    if next(directory.rglob("*.parquet"), None) is None:
         raise PipelineError(
             f"there are no Parquet files in {path}: a server writes its first file after five minutes, or when it ends"
         )
@@ -122,33 +120,20 @@ Slots: TypeAlias = dict[tuple[str, str], int]
 """The slot, in seconds, of each kind of operation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """When the operations of a day arrived."""
+def span(rows: DataFrame, days: Iterable[date]) -> dict[date, Slots]:
+    """The shortest slots that give the operations of each kind at most sixty, on those of the days that have any.
 
-    slot: int
-    """The shortest slot, in seconds, that gives the day at most sixty."""
-    slots: Slots
-    """The same for each kind of operation, which may have been there for an hour of the day only."""
-
-
-def span(rows: DataFrame, days: Iterable[date]) -> dict[date, Span]:
-    """When operations arrived on those of the days that have any."""
+    Each kind has its own, because it may have been there for an hour of the day only.
+    """
     seconds = F.unix_seconds("arrived_at")
     some = rows.where(F.col("date").isin([str(day) for day in days]))
     looked = some.groupBy("date", "purgatory", "operation").agg(
         F.min(seconds).alias("first"), F.max(seconds).alias("last")
     )
-    kinds: dict[date, dict[tuple[str, str], tuple[int, int]]] = {}
+    found: dict[date, Slots] = {}
     for day, purgatory, operation, first, last in looked.where("first IS NOT NULL").orderBy("date").collect():
-        kinds.setdefault(date.fromisoformat(day), {})[purgatory, operation] = first, last
-    return {
-        day: Span(
-            _slot(min(first for first, _ in found.values()), max(last for _, last in found.values())),
-            {kind: _slot(*ends) for kind, ends in found.items()},
-        )
-        for day, found in kinds.items()
-    }
+        found.setdefault(date.fromisoformat(day), {})[purgatory, operation] = _slot(first, last)
+    return found
 
 
 def _slot(first: int, last: int) -> int:
@@ -179,13 +164,20 @@ def maker() -> Maker:
             columns = [pa.array([row[number] for row in rows], kind) for number, (_, kind) in enumerate(fields)]
             return pa.table(columns, schema=pa.schema(fields)).append_column("part", pa.repeat(part, len(rows)))
 
-        # Counted once, and kept until it is garbage. What is persisted would be counted again, because `sql` drops the
-        # names of the tables that are passed to it, and that drops what is persisted of them.
-        per_key = query("per_key").localCheckpoint()
+        # Counted once. SQL could not use it twice, because `sql` forgets what was persisted of tables that it is given.
+        per_key = query("per_key").persist()
+        named = per_key.where("key IS NOT NULL")
+        # How many keys have each count, and how many operations the keys of each bucket of hashes have.
+        numbered = "stack(4, 'operations', operations, 'num_expired', num_expired, 'num_missed', num_missed,"
+        numbered += " 'bucket', pmod(xxhash64(key), 4096)) AS (what, number)"
+        counts = named.selectExpr("purgatory", "day", "1L AS keys", "operations", numbered)
+        counts = counts.where("number > 0 OR what = 'bucket'")
+        counts = counts.groupBy("purgatory", "day", "what", "number").sum("keys", "operations")
+        counts = counts.toDF("purgatory", "day", "what", "number", "keys", "operations")
         cuts: dict[tuple[str, int], dict[str, int]] = {}
         keys: dict[tuple[Any, ...], int] = {}
         buckets: dict[str, dict[int, int]] = {}
-        for row in sorted(query("counts", per_key=per_key).collect(), key=lambda row: -row.number):
+        for row in sorted(counts.collect(), key=lambda row: -row.number):
             if row.what == "bucket":
                 bucket = buckets.setdefault(row.purgatory, {})
                 bucket[row.number] = bucket.get(row.number, 0) + row.operations
@@ -196,6 +188,12 @@ def maker() -> Maker:
             keys[place] = keys.get(place, 0) + row["keys"]
             if keys[place] > numbers["kept"]:
                 cut[row.what] = max(cut[row.what], row.number)
+        cut_table = local("cuts", [(*place, *cut.values()) for place, cut in cuts.items()], "arrived", *measures)
+        above = spark.createDataFrame(cut_table).toDF("purgatory", "day", *(f"{name}_cut" for name in measures), "part")
+        hot = named.join(above.hint("broadcast"), ["purgatory", "day"])
+        hot = hot.where(" OR ".join(f"{name} > {name}_cut" for name in measures))
+        tables = [hot.selectExpr("'hot_keys' AS part", "purgatory", "key", "day AS arrived", *measures).toArrow()]
+        per_key.unpersist()
         samples = []
         for purgatory, bucket in buckets.items():
             # Whole keys, up to a bucket of their hashes; at least the first one.
@@ -206,19 +204,13 @@ def maker() -> Maker:
                     left -= bucket[number]
                     last = number if left >= 0 else last
             samples.append((purgatory, last))
-        cut_table = local("cuts", [(*place, *cut.values()) for place, cut in cuts.items()], "arrived", *measures)
         sample_table = local("samples", samples, "hash")
-        parts = (
-            query("hot_keys", per_key=per_key, cuts=spark.createDataFrame(cut_table)),
-            query("operations", slots=slots),
-            query("steps"),
-            query("moments", samples=spark.createDataFrame(sample_table)),
-        )
         # One by one, since Spark plans a union of them again for each of its stages.
-        tables = [*(part.toArrow() for part in parts), cut_table, sample_table]
+        moments = query("moments", samples=spark.createDataFrame(sample_table))
+        tables += [part.toArrow() for part in (query("operations", slots=slots), query("steps"), moments)]
         # A column that other parts lack has nulls, which Spark says that it has not.
         tables = [pa.Table.from_arrays(each.columns, names=each.column_names) for each in tables]
-        return pa.concat_tables(tables, promote_options="permissive")
+        return pa.concat_tables([*tables, cut_table, sample_table], promote_options="permissive")
 
     return make
 
@@ -289,7 +281,7 @@ def of_days(spark: SparkSession, journal: str, is_requested: Callable[[date], bo
     for day in spans:
         before = day - timedelta(days=1)
         if before in found.files and not is_requested(before):
-            tables.append(only_steps(_day(found, before, Span(spans[day].slot, {}), now, day)))
+            tables.append(only_steps(_day(found, before, spans[day], now, day)))
     return joined(tables)
 
 
@@ -298,7 +290,7 @@ def _days(spark: SparkSession, journal: str) -> Days:
     return Days(rows, journal, COLUMNS, files_by_day(rows))
 
 
-def _spans(journal: Days, days: Iterable[date]) -> dict[date, Span]:
+def _spans(journal: Days, days: Iterable[date]) -> dict[date, Slots]:
     """`span`, but a day at a time if a file of one of them has times of another type."""
     asked = list(days)
     try:
@@ -306,13 +298,13 @@ def _spans(journal: Days, days: Iterable[date]) -> dict[date, Span]:
     except (PySparkException, Py4JError) as error:
         if not is_failed_read(error):
             raise
-    spans: dict[date, Span] = {}
+    spans: dict[date, Slots] = {}
     for day in asked:
         spans |= journal.run(day, partial(span, days=[day]))
     return spans
 
 
-def _day(journal: Days, day: date, found: Span, now: datetime, pending_on: date | None = None) -> pa.Table:
+def _day(journal: Days, day: date, slots: Slots, now: datetime, pending_on: date | None = None) -> pa.Table:
     """The cube of a day, or of those of its operations that were pending when the day `pending_on` began.
 
     All days have the same `now`, because Spark compiles its work again for each number.
@@ -322,7 +314,7 @@ def _day(journal: Days, day: date, found: Span, now: datetime, pending_on: date 
         if pending_on is not None:
             midnight = datetime(pending_on.year, pending_on.month, pending_on.day, tzinfo=UTC).timestamp()
             rows = rows.where(F.unix_micros("arrived_at") / 1e6 + F.col("waited_s") >= midnight)
-        return cube(rows, found.slot, now, found.slots)
+        return cube(rows, max(slots.values()), now, slots)
 
     table: pa.Table = journal.run(day, made)
     refused(table)  # raises

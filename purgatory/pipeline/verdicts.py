@@ -76,7 +76,7 @@ def _missed(rows: Frame, hottest: Frame) -> list[Verdict]:
             text = f"{kind}: nobody checked {count(row['missed'])} operations whose condition held."
             evidence = (
                 f"Only the last try, at the deadline, completed {percent(share)} of all operations. Call "
-                f"check_and_complete(key) where the state changes. Most of them have the keys {first}."
+                f"check_and_complete(key) where the state changes. The keys with most of them are {first}."
             )
             found.append(Verdict("red" if share >= _MANY else "amber", text, evidence))
     return found or [
@@ -141,12 +141,15 @@ def _hours(rows: Frame, patient: Collection[Kind]) -> list[Verdict]:
     found = []
     for kind, some in rows.groupby(["purgatory", "operation"]):
         each, together = (_enough(hours(some, *by)) for by in (("instance",), ()))
-        if each["instance"].nunique() > 1:
-            found += [
-                verdict for instance in each["instance"].unique() for verdict in _slower(kind, some, each, instance)
-            ]
+        instances = each["instance"].unique()
+        if len(instances) > 1:
+            slower = [verdict for instance in instances for verdict in _slower(kind, some, each, instance)]
+            found += slower
+            if slower:
+                # These hours are explained.
+                together = together.drop(together.index.intersection(_slow_index(each)))
         if kind not in patient and len(together):
-            found += _unusual(kind, together)
+            found += _unusual(kind, together, len(instances))
     return found
 
 
@@ -168,6 +171,12 @@ def _slower(kind: Kind, some: Frame, each: Frame, instance: str) -> list[Verdict
     return [Verdict("red", text, evidence)]
 
 
+def _slow_index(each: Frame) -> Frame:
+    """The hours in which any instance was slower than the others."""
+    slow = [_slow_hours(each, instance)[0].index for instance in each["instance"].unique()]
+    return slow[0].append(slow[1:])
+
+
 def _slow_hours(each: Frame, instance: str) -> tuple[Frame, Frame]:
     """The hours in which an instance was slower than the others, and their waits; none, if it is most of the time."""
     own = each[each["instance"] == instance]
@@ -179,16 +188,15 @@ def _slow_hours(each: Frame, instance: str) -> tuple[Frame, Frame]:
     return (slow.iloc[:0] if is_always else slow), others["wait_p90_s"]
 
 
-def _unusual(kind: Kind, hourly: Frame) -> list[Verdict]:
+def _unusual(kind: Kind, hourly: Frame, instances: int) -> list[Verdict]:
     """Whether all instances together were slow for some hours, or more operations expired than usually."""
     found = []
     usual = hourly["wait_p90_s"].median()
     slow = hourly[_is_slow(hourly["wait_p90_s"], usual, _UNUSUAL)]
     if 0 < len(slow) <= len(hourly) / 2:
         times = slow["wait_p90_s"].max() / usual
-        text = (
-            f"{kind_name(kind)} waited {times:.1f} times as long as usually {_when(slow)}, on all instances together."
-        )
+        where = ", on all instances together" if instances > 1 else ""
+        text = f"{kind_name(kind)} waited {times:.1f} times as long as usually {_when(slow)}{where}."
         evidence = f"{seconds(slow['wait_p90_s'].max())} at the 90th percentile, usually {seconds(usual)}. {_LOOK}"
         found.append(Verdict("amber", text, evidence))
     usual = hourly["expired_share"].median()

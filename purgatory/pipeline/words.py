@@ -17,7 +17,7 @@ def seconds(value: float) -> str:
     """A time in the unit that fits, with up to three digits."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
         if value >= size:
-            return f"{value / size:,.0f} {unit}" if value >= 1000 * size else f"{value / size:.3g} {unit}"
+            return f"{figure(value / size)} {unit}"
     return "0 s"
 
 

@@ -1,5 +1,6 @@
 """The cube: its numbers against a naive count, what is refused, and its files."""
 
+import math
 import re
 import threading
 from collections import Counter
@@ -212,6 +213,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"timeout_s": None, "outcome": "expired", "late_s": 0.0}, "timeout_s"),
     ({"deadline_s": -1.0}, "deadline_s"),
     ({"late_s": 1.0}, "late_s"),
+    ({"waited_s": -math.inf}, "waited_s"),
     ({"outcome": "expired", "late_s": None}, "late_s"),
     ({"outcome": "expired", "late_s": -1.0}, "late_s"),
 ]
@@ -348,8 +350,8 @@ class TestRollup:
         monkeypatch.setattr(kind, "toArrow", recorded)
         trace.cube(trace.read(spark, days).where(f"date = '{DAY}'"), 60)
         assert len(plans) == 4, "hot keys, operations, steps and moments"
-        assert "FileScan" not in plans[0], "the keys are counted once, by the query whose plan is not here"
-        for plan in plans[1:]:
+        assert "InMemoryTableScan" in plans[0], "the keys are counted once"
+        for plan in plans:
             plan, _, _ = plan.partition("== Initial Plan ==")
             assert plan.count("FileScan") == 1
             assert plan.count("PartitionFilters: [isnotnull(date#") == plan.count(f"= {DAY})]") == 1
@@ -382,20 +384,27 @@ class TestRollup:
             write(tmp_path, rows, day=begin.date())
         journal = trace.read(spark, str(tmp_path))
         found = trace.span(journal, trace.files_by_day(journal))
-        assert {day: each.slot for day, each in found.items()} == {
+        assert {day: max(each.values()) for day, each in found.items()} == {
             DAY + timedelta(days=number): slot for number, slot in enumerate(slots.values())
         }
 
     def test_a_kind_that_is_there_for_an_hour_has_slots_of_its_own(self, spark: SparkSession, tmp_path: Path) -> None:
-        rows = [row(float(second), purgatory="rare", operation="Rare") for second in range(3600, 5400, 10)]
+        rare = {"purgatory": "rare", "operation": "Rare", "outcome": "expired", "late_s": 0.0}
+        rows = [row(float(second), waited_s=1.0, **rare) for second in range(3600, 5400, 10)]
         rows += [row(float(second)) for second in range(0, 6 * 3600, 60)]
         write(tmp_path, rows)
         journal = trace.read(spark, str(tmp_path))
         (found,) = trace.span(journal, trace.files_by_day(journal)).values()
-        assert found == trace.Span(600, {("rare", "Rare"): 30, ("fetch", "DelayedFetch"): 600})
-        counted = answers.rows_of(of_days(spark, str(tmp_path), lambda day: True))
+        assert found == {("rare", "Rare"): 30, ("fetch", "DelayedFetch"): 600}
+        table = of_days(spark, str(tmp_path), lambda day: True)
+        counted = answers.rows_of(table)
         assert counted[counted["purgatory"] == "rare"]["arrived"].nunique() == 60
         assert counted[counted["purgatory"] == "fetch"]["arrived"].nunique() == 36
+        load = answers.load(table, counted)
+        assert load["expired"].sum() == 180, "in slots of both lengths"
+        # A part of the day is that of the slots that it touches.
+        part = cube.between(table, START + timedelta(seconds=610), START + timedelta(seconds=1205), None)
+        assert answers.rows_of(part)["operations"].sum() == 20
 
 
 def test_the_questions_in_the_guide_are_answered_by_duckdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import duckdb
 import httpx
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -77,6 +79,34 @@ def test_a_cube_on_a_file_system_of_hadoops_is_that_of_this_machine(
     cube.save(here.slice(0, 5), copy, DAY)
     assert cube.files(copy) == [f"date={DAY}/cube.parquet"]
     assert len(everything(copy)) == 5
+
+
+def test_one_of_two_writers_of_a_day_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [pa.table({"part": ["samples"] * count, "purgatory": ["a"] * count}) for count in (2, 3)]
+    write_table = pq.write_table
+
+    def written(table: pa.Table, where: Path, **options: Any) -> None:
+        write_table(table, where, **options)
+        if table is tables[0]:
+            cube.save(tables[1], str(tmp_path), DAY)
+
+    monkeypatch.setattr(pq, "write_table", written)
+    cube.save(tables[0], str(tmp_path), DAY)
+    place = places.LocalPlace(tmp_path)
+    assert [len(table) for table in place.read(place.names())] == [2]
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+
+
+def test_a_file_without_rows_is_read(spark: SparkSession, mounted: tuple[str, Path]) -> None:
+    path, directory = mounted
+    for number in range(3):
+        (directory / f"batch={number}").mkdir(parents=True)
+        pq.write_table(
+            pa.table({"part": pa.array(["samples"] * number, pa.string())}),
+            directory / f"batch={number}" / "part.parquet",
+        )
+    place = places.SparkPlace(path, spark)
+    assert [len(table) for table in place.read(place.names())] == [0, 1, 2]
 
 
 def test_a_cube_of_this_machine_that_was_copied_is_replaced(

@@ -187,8 +187,13 @@ class TestAdvice:
         rows = service()[:-1]  # of a server that still runs
         advised = make(rows).table("advice")
         rows[100] |= {"timeout_s": 172_800.0, "deadline_s": 172_800.0, "outcome": "satisfied", "late_s": None}
-        (patient,) = make(rows).table("advice")
+        made = make(rows)
+        (patient,) = made.table("advice")
         assert patient["timeout_s"] == pytest.approx(advised[0]["timeout_s"], rel=0.1)
+        for world in ("leave", "ask-again"):
+            (used,) = [rung for rung in made.ladder(world) if rung["is_used"]]
+            assert used["timeout"] == rows[0]["timeout_s"]
+            assert made.ladder(world)[0]["timeout"] <= used["timeout"] / 10
 
     def test_operations_without_a_deadline(self, make: Maker) -> None:
         rows = [each | {"timeout_s": None, "deadline_s": None} for each in service(timeout=1e6)]
@@ -283,7 +288,8 @@ class TestVerdicts:
         (text,) = [text for text in made.verdicts if "nobody checked" in text]
         assert text == "fetch / DelayedFetch: nobody checked 200 operations whose condition held."
         assert made.verdicts[text].colour == "red"
-        assert made.verdicts[text].evidence.endswith("Most of them have the keys forgotten.")
+        assert " 5 % of the operations count as expired because nobody checked them" in made.advice[KIND]
+        assert made.verdicts[text].evidence.endswith("The keys with most of them are forgotten.")
         for each in rows[20:200]:
             each["missed"] = False
         assert make(rows).verdict("nobody checked 20 ") == "amber"
@@ -315,7 +321,7 @@ class TestVerdicts:
         assert " It was started again at 14:59:00 UTC." in evidence
         assert "Look at the logs of that time, and report on it alone with --from and --to." in evidence
         assert made.verdict("No instance of 2 is slow all the time.") == "green"
-        assert made.verdict("as usually from 2026-11-21 15:00 to 16:00 UTC") == "amber"
+        assert not [text for text in made.verdicts if "as usually" in text], "the hour is explained"
         assert "Started again: web-2 at 2026-11-21 14:59:00 UTC." in made.page.text
         restarts = [each for each in made.table("processes") if each["is_restart"]]
         assert [each["instance"] for each in restarts] == ["web-2"]
@@ -354,7 +360,7 @@ class TestVerdicts:
         (failed,) = [each for text, each in made.verdicts.items() if "of the operations fail" in text]
         assert (left.colour, failed.colour) == ("red", "red")
         assert left.evidence.endswith(
-            "99 % within 5.13 s. Hardly anything waits longer, so a longer timeout is hardly ever reached."
+            "99 % within 5.02 s. Hardly anything waits longer, so a longer timeout is hardly ever reached."
         )
         for rung in made.ladder():
             assert sum(rung[each] for each in ("rate", "satisfied", "left", "failed")) == pytest.approx(1.0)
