@@ -133,6 +133,8 @@ def estimate(ends: Ends, timeout_rate: float) -> Estimate:
     lower, upper = (curve[0] + wider * (curve - curve[0]) for curve in (lower, upper))
     low = np.quantile(lower[1:], 0.025, axis=0).clip(0.0, 1.0)
     high = np.quantile(upper[1:], 0.975, axis=0).clip(0.0, 1.0)
+    if blocks == 1:  # nobody knows how blocks differ
+        low, high = np.zeros_like(low), np.ones_like(high)
     place, *draws = _crossing(upper, timeout_rate).tolist()
     draws.sort()
     safe, latest = draws[int(_SAFE * _DRAWS)], draws[int(0.975 * _DRAWS)]

@@ -90,3 +90,11 @@ def test_an_operation_that_all_leave_in_time_needs_no_longer_timeout() -> None:
 def test_a_single_operation() -> None:
     answer = estimate(ends([(0, 0.0, True)]), 0.1)
     assert (answer.total, answer.rates.tolist(), answer.reason) == (1, [0.0], "few")
+
+
+def test_a_single_block_has_no_band() -> None:
+    one = np.zeros((1, 1, len(EDGES)))
+    one[0, 0, [place(1.0), place(2.0)]] = 5000
+    answer = estimate(Ends(one, one, {"left": one.sum(axis=(0, 1))}, np.zeros(1), are_days=False), 0.6)
+    assert (answer.low.max(), answer.high.min()) == (0.0, 1.0)
+    assert answer.reason == "few"
