@@ -1,10 +1,12 @@
 """The server behind a real nginx, with the configuration that README names."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,8 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 SITE = (PROJECT / "purgatory" / "streams" / "nginx.conf").read_text()
 HOST = "streams.example.org"
+LOCAL_TOO = ("        allow 127.0.0.0/8;\n", "")
+"""Tests come from where the operator does."""
 
 
 @contextmanager
@@ -30,7 +34,7 @@ def behind_nginx(folder: Path, *options: str, changed: tuple[str, str] = ("", ""
     """
     port = reserved_port()
     with running(folder / "data", "--allowed-host", HOST, *options) as server:
-        site = _replaced(SITE, *changed) if changed[0] else SITE
+        site = SITE.replace(*changed) if changed[0] else SITE
         site = _replaced(site, "server 127.0.0.1:4437;", f"server {server.url.removeprefix('http://')};")
         site = _replaced(site, "listen 80;", f"listen {LOOPBACK}:{port};")
         with nginx(folder, site) as process:
@@ -156,3 +160,45 @@ async def test_a_page_of_the_site_may_append_and_one_of_another_may_not(client: 
     for origin, status in ((f"https://{HOST}", 204), ("https://evil.example", 403)):
         headers = {"Origin": origin, "Content-Type": "text/plain"}
         assert (await client.post(f"{ROOT}/news", content="x", headers=headers)).status_code == status
+
+
+SPELLINGS = (
+    *("/v1/stream/__ds/subscriptions/x", "/v1/stream/__ds/subscriptions/%2E%2E%2F%2E%2E%2Fx"),
+    *("/v1/stream/__ds/subscriptions/..%2F..%2Fx", "/v1/stream/__ds/subscriptions/a/../../../x"),
+    *("/v1/stream/__ds/../x", "/v1/stream//__ds/subscriptions/x", "/v1/stream/%5F%5Fds/subscriptions/x"),
+    *("/v1/stream/__ds%2Fsubscriptions%2Fx", "/v1/stream%2f__ds/subscriptions/x", "/v1/./stream/__ds/subscriptions/x"),
+    *("/v1/x/../stream/__ds/subscriptions/x", "/v1/x/%2e%2E/stream/__ds/subscriptions/x", "//v1/stream/__ds/x"),
+    *("/v1/stream/a/%2e%2e/__ds/subscriptions/x", "/v1/stream/a%2F..%2F__ds/subscriptions/x"),
+    *("/v1/stream/__ds/subscriptions/%2E%2E%2F%2E%2E%2Fx/streams", "/v1/stream/__ds/subscriptions/x%0A"),
+    *("/v1/stream/__ds/subscriptions/%0A%2E%2E%2F%2E%2E%2Fx", "/v1/stream/__ds/./subscriptions/x"),
+    *("/v1/stream/__ds/subscriptions/a%2Fb", "http://streams.example.org/v1/stream/__ds/subscriptions/x"),
+    *("/metrics", "/metrics%0A", "/%6Detrics", "/./metrics", "/x/../metrics", "/x/%2E%2E/metrics", "//metrics"),
+    *("/x%2F..%2Fmetrics", "/metrics/", "/metrics/.", "/metrics/%2e", "/v1/streams", "/v1/streams%0A", "/v1//streams"),
+    *("/v1/statistics", "/v1/%73tatistics", "/v1/stream/../statistics", "/v1%2Fstatistics", "/v1/statistics%0a"),
+    *("/", "/.", "/%2e", "/page/page.js", "/page/%2e/page.js", "/v1/stream/..%2F..%2Fpage%2Fpage.js"),
+)
+"""Paths of what the configuration keeps for the operator."""
+
+
+async def test_no_spelling_passes_the_rule_for_what_is_the_operators(tmp_path: Path) -> None:
+    body = json.dumps({"type": "pull-wake", "pattern": "**", "wake_stream": "wakes"})
+    with behind_nginx(tmp_path, changed=LOCAL_TOO) as url:
+        host, port = url.removeprefix("http://").split(":")
+        for spelling in SPELLINGS:
+            for method in ("GET", "PUT"):
+                connection = HTTPConnection(host, int(port))
+                connection.putrequest(method, spelling, skip_host=True)
+                for name, value in {
+                    "Host": HOST,
+                    "Content-Type": "application/json",
+                    "Content-Length": str(len(body)),
+                }.items():
+                    connection.putheader(name, value)
+                connection.endheaders(body.encode())
+                answer = connection.getresponse()
+                assert answer.status in (400, 403, 404), (method, spelling, answer.status, answer.read())
+                connection.close()
+        # What is not the operator's goes through.
+        async with _client(url) as client:
+            await create(client, "a")
+            assert (await client.get(f"{ROOT}/__ds/jwks.json")).status_code == 200

@@ -32,7 +32,7 @@ from purgatory.streams.http.health import Health
 from purgatory.streams.http.keys import Keys
 from purgatory.streams.http.page import PATHS, PageEndpoint, page_routes
 from purgatory.streams.http.replies import error
-from purgatory.streams.http.requests import ROOT, below_root, relative
+from purgatory.streams.http.requests import ROOT, below_root, check_path, relative
 from purgatory.streams.http.streams import StreamEndpoint
 from purgatory.streams.http.subscriptions import CONTROL, SubscriptionEndpoint
 from purgatory.streams.http.webhooks import Webhooks
@@ -97,6 +97,7 @@ class Application:
             scope = relative(scope)
         try:
             self._guard.check(scope)
+            check_path(scope)
         except Refusal as refusal:
             await error(refusal.status, str(refusal))(scope, receive, send)
             return

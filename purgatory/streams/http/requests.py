@@ -26,6 +26,7 @@ _TEXT: Final = 1024
 _UNFIT: Final = re.compile("[\0\ufffd\ud800-\udfff]")
 """What a path must not have. JSON can have halves of surrogate pairs, which are no Unicode."""
 _ODD_SEGMENT: Final = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")
+_DOTS: Final = re.compile(r"/\.{1,2}(?:/|\Z)")
 _REMEMBERED: Final = 256
 """Paths, and queries, that are remembered with what they mean."""
 _INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
@@ -71,6 +72,19 @@ def _raw_path(scope: Scope, route: str, *prefixes: str) -> str:
         if unquote(found) == route:
             return found
     return quote(route)
+
+
+def check_path(scope: Scope) -> None:
+    """Raise `Refusal` for a path that a proxy's rules may understand in another way: with `.`, `..` or encoded slashes.
+
+    Below `__ds` a stream's path may have encoded slashes, as the protocol's clients encode it (`segments`).
+    """
+    path: str = scope["path"]
+    has_encoded = b"%2f" in (scope.get("raw_path") or b"").lower() and not path.startswith(f"{ROOT}{RESERVED}/")
+    if has_encoded or _DOTS.search(path):
+        raise Refusal(400, "the segments of a path must not be . or .., and have no encoded slashes")
+    if "\n" in path and not path.startswith(ROOT):  # Starlette's routes end before it
+        raise Refusal(404, "the server has no resource at this path")
 
 
 class Headers:

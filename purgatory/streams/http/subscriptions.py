@@ -82,8 +82,10 @@ class SubscriptionEndpoint(Endpoint):
         _, port = scope.get("server") or (None, None)
         if port is not None:
             self._own.add(port)
-        # By segments, as an id may have an encoded slash.
+        # By segments, as the path of a stream may have encoded slashes; no other part may.
         kind, *rest = requests.segments(scope)[len(CONTROL.split("/")) :] or [""]
+        if any("/" in each for each in (kind, *rest[:2])):
+            raise Invalid("the path has an encoded slash")
         if [kind, *rest] == ["jwks.json"]:
             check_method(scope, "GET")
             headers = [(b"content-type", b"application/jwk-set+json"), (b"cache-control", b"public, max-age=300")]
