@@ -71,7 +71,7 @@ def _locked(directory: Path) -> Iterator[bool]:
 
 
 def _compact(directory: Path) -> bool:
-    known = files(str(directory))
+    known = files(str(directory), listings=1)  # nobody else merges
     _clean(directory, known)
     pieces: dict[tuple[int, int], list[str]] = {}
     for name in known:
@@ -86,7 +86,7 @@ def _compact(directory: Path) -> bool:
     result = f"batches={group[0][0]}-{group[-1][1]}/cube.parquet"
     with replaced(directory / result) as hidden:
         pq.write_table(merged(tables), hidden, compression="zstd")
-    _clean(directory, files(str(directory)))
+    _clean(directory, [result, *(name for name in known if name not in names)])
     return True
 
 

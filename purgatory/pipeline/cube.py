@@ -38,7 +38,7 @@ _DAY: Final = 86_400_000_000
 """Microseconds."""
 
 
-def files(path: str, spark: SparkSession | None = None) -> list[str]:
+def files(path: str, spark: SparkSession | None = None, *, listings: int = _LISTINGS) -> list[str]:
     """The files of the cube in the directory `path`, below it; none if that is no cube.
 
     With `spark`, here and below, the path is Spark's: of any file system of Hadoop's, or of a Connect server's machine.
@@ -49,7 +49,7 @@ def files(path: str, spark: SparkSession | None = None) -> list[str]:
     if any(name.startswith("batch") for name in names):
         # A directory is not listed at once. So if a file comes late and those that it stands for go early, none of them
         # is seen. The next listing has that file, or misses it in the same way, and then its rows are in a larger one.
-        for _ in range(1, _LISTINGS):
+        for _ in range(1, listings):
             names.update(where.names())
     spans = {name: (int(match[1]), int(match[2])) for name in names if (match := _SPAN.fullmatch(name))}
     known = sorted(name for name in names if name in spans or _NAME.fullmatch(name))
