@@ -29,4 +29,6 @@ def _loggers_as_they_were() -> Iterator[None]:
     """
     yield
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        logging.getLogger(name).propagate = True
+        logger = logging.Logger.manager.loggerDict.get(name)  # not `getLogger`, which would make one of another class
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
