@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import time
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,9 @@ from pyspark.sql import SparkSession
 
 from purgatory.__main__ import main
 from purgatory.pipeline import cube
+from purgatory.pipeline.command import _last
+from purgatory.pipeline.trace import refuse_empty
+from purgatory.pipeline.words import seconds
 from purgatory.spark.errors import first_line
 from tests.pipeline.commands import command, pipeline
 from tests.pipeline.traces import row, write
@@ -123,6 +127,33 @@ def test_what_cannot_be_done_is_refused_before_spark_starts(
     with pytest.raises(SystemExit, match=r"^purgatory pipeline: ") as refused:
         main(["pipeline", *(places.get(each, each) for each in arguments)])
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("2026-11-26", "2026-11-27T00:00"),
+        ("2026-11-26T12:00", "2026-11-26T12:00"),
+        ("2026-11-26t12", "2026-11-26T12:00"),
+    ],
+)
+def test_only_a_day_ends_with_its_last_hour(text: str, end: str) -> None:
+    assert _last(text) == datetime.fromisoformat(f"{end}+00:00")
+
+
+def test_a_url_of_a_file_is_a_path_of_this_machine(tmp_path: Path) -> None:
+    write(tmp_path, [row(0.0)])
+    for prefix in ("", "file:", "file://"):
+        refuse_empty(f"{prefix}{tmp_path}")
+
+
+def test_a_time_has_three_digits_and_no_exponent() -> None:
+    assert [seconds(value) for value in (0.9996, 1.234, 12345.0, 2.5e-6)] == [
+        "1,000 ms",
+        "1.23 s",
+        "12,345 s",
+        "2.5 µs",
+    ]
 
 
 def test_a_day_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
