@@ -106,6 +106,8 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
     """The cube of several files. Its column `file` tells which rows are of one, for keys that a file may lack."""
     numbered = []
     for number, table in enumerate(tables):
+        if "part" not in table.column_names:
+            raise PipelineError("the cube is of an earlier version: delete it, and roll up the journal again")
         columns = [name for name in table.column_names if name != "file"]
         numbered.append(table.select(columns).append_column("file", pa.repeat(number, len(table))))
     return pa.concat_tables(numbered, promote_options="permissive")

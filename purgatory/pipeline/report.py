@@ -226,8 +226,8 @@ def _if_they_leave(rows: Frame, found: Estimate | None, timeout_rate: float) -> 
             f"{seconds(found.safe)}. With this timeout at most {share} expire, with a probability of 90 % if the days "
             f"ahead are like {recorded}."
         )
-    last = float(found.rates[-1])
     longest = float(EDGES[len(found.rates) - 1]) if used is None else used
+    last = found.at(longest)[0]
     until, longer = seconds(longest), seconds(longest * _LONGER)
     if found.reason == "unreached":
         return (

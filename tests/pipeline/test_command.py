@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JError
@@ -145,6 +146,13 @@ def test_a_url_of_a_file_is_a_path_of_this_machine(tmp_path: Path) -> None:
     write(tmp_path, [row(0.0)])
     for prefix in ("", "file:", "file://"):
         refuse_empty(f"{prefix}{tmp_path}")
+
+
+def test_a_cube_of_an_earlier_version_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "cube" / "date=2026-11-21").mkdir(parents=True)
+    pq.write_table(pa.table({"operations": [1]}), tmp_path / "cube" / "date=2026-11-21" / "cube.parquet")
+    with pytest.raises(SystemExit, match="is of an earlier version: delete it, and roll up the journal again"):
+        main(["pipeline", "report", str(tmp_path / "cube"), str(tmp_path / "out")])
 
 
 def test_a_time_has_three_digits_and_no_exponent() -> None:
