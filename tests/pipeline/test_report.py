@@ -162,6 +162,11 @@ class TestAdvice:
         advice = "% still expire at 500 ms, the longest timeout in use: raise that to 5 s for an hour, and report ag"
         assert advice in made.advice[KIND]
         assert made.reason() == "unreached"
+        # The timeout of one who waits for two days is not what is in use.
+        rows = service(timeout=0.5)
+        rows[100] |= {"timeout_s": 172_800.0, "deadline_s": 172_800.0, "waited_s": 60.0, "outcome": "satisfied"}
+        rows[100]["late_s"] = None
+        assert make(rows).advice[KIND].endswith("Give all of them a timeout of 5 s for an hour, and report again.")
 
     def test_short_and_long_work_is_not_pooled(self, make: Maker) -> None:
         made = make(service(3000, 0.1, 1.0) + service(1500, 4.0, 20.0), timeout_rate=0.02)
